@@ -1,0 +1,249 @@
+"""The run config: what a YAML file and ``key=value`` overrides become.
+
+Takes: plain mappings. Gives: a frozen :class:`RunConfig`. Never: imports torch, or a plugin's code
+(the options of a plugin are checked by :mod:`rollart_core.resolve`, against the plugin's own model).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PluginRef(BaseModel):
+    """A plugin by id, alias or ``module:Class``; all other keys are its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    id: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: Any) -> Any:
+        return {"id": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plugin's own keys."""
+        return dict(self.model_extra or {})
+
+
+class InlineRuntime(Section):
+    """One machine: engine and trainer in a process each, environments in ``env_processes``."""
+
+    kind: Literal["inline"] = "inline"
+    env_processes: Annotated[int, Field(ge=0)] = 1
+    """0 runs environments in threads of the controller's process."""
+    env_threads: PositiveInt = 64
+    """Most env calls at once in one env process."""
+    engine_threads: PositiveInt = 1
+    """CPU threads torch uses in the inference engine."""
+    trainer_threads: PositiveInt = 1
+    """CPU threads torch uses in the trainer."""
+
+
+class ModelPath(Section):
+    """A model that exists: a local folder or a hub id."""
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class NewModel(Section):
+    """A small Qwen3-architecture model from nothing, with a tokenizer trained on the env's text."""
+
+    kind: Literal["new"] = "new"
+    num_layers: PositiveInt = 3
+    width: PositiveInt = 128
+    num_heads: PositiveInt = 2
+    num_kv_heads: PositiveInt = 1
+    head_dim: PositiveInt = 64
+    ffn_width: PositiveInt = 384
+    vocab_size: PositiveInt = 1024
+    max_positions: PositiveInt = 4096
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class WarmStart(Section):
+    """Supervised steps on the env's ``oracle()`` before RL."""
+
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    batch_size: PositiveInt = 16
+    max_train_steps: PositiveInt = 600
+    until_success: Fraction = 0.37
+    """Stop when sampled success on the check split reaches this."""
+    check_every: PositiveInt = 10
+    """Train steps between checks (once the loss is low enough to be worth it)."""
+    check_tasks: PositiveInt = 64
+    check_split: str = "warm"
+    max_wall_s: Seconds = 300.0
+
+
+class Rollout(Section):
+    """How trajectories are made."""
+
+    split: str = "train"
+    groups_per_batch: PositiveInt = 16
+    group_size: PositiveInt = 8
+    min_group_size: PositiveInt = 2
+    """A group left with fewer members than this by failures is dropped and replaced."""
+    max_turns: PositiveInt | None = None
+    """None: what the environment's spec says."""
+    max_new_tokens: PositiveInt = 64
+    """Most tokens a turn."""
+    max_context_tokens: PositiveInt = 2048
+    """Longest token row; an episode that would outgrow it is truncated."""
+    max_observation_chars: PositiveInt = 20_000
+    """Longer observations are cut in the middle, and that is counted."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_concurrent: PositiveInt = 256
+    """Most episodes at once."""
+    kv_on_swap: Literal["recompute", "keep"] = "recompute"
+
+
+class Trainer(Section):
+    """How weights are updated."""
+
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    warmup_train_steps: Annotated[int, Field(ge=0)] = 5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    updates_per_batch: PositiveInt = 1
+    """Optimizer updates (train_steps) per batch of groups; one weight publication follows them."""
+    max_tokens_per_microbatch: PositiveInt = 8192
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; ``auto``: where a C++ compiler (CPU) or CUDA is there."""
+    autocast: Literal["off", "bfloat16"] = "off"
+
+
+class Deadlines(Section):
+    """Seconds; each must be shorter than the next one out: step < episode < ticket < sandbox TTL."""
+
+    reset_s: Seconds | None = None
+    """None: what the environment's spec says."""
+    step_s: Seconds | None = None
+    generate_s: Seconds = 120.0
+    reward_s: Seconds = 30.0
+    episode_s: Seconds = 600.0
+    ticket_s: Seconds = 1800.0
+    """All attempts of a ticket together."""
+    sandbox_ttl_s: Seconds = 3600.0
+
+
+class Failures(Section):
+    """What failures cost."""
+
+    max_retries: Annotated[int, Field(ge=0)] = 2
+    """Per ticket, each on a fresh environment."""
+    max_rate: Fraction = 0.5
+    """Share of failed attempts among the last ``window``; above it the run stops and says why."""
+    window: PositiveInt = 64
+
+
+class Stop(Section):
+    """When training ends: at the first that comes true."""
+
+    batches: PositiveInt | None = None
+    """Weight publications."""
+    wall_s: Seconds | None = None
+    """Seconds of RL training (set-up, warm start and evaluation not counted)."""
+
+    @model_validator(mode="after")
+    def _one_at_least(self) -> Stop:
+        if self.batches is None and self.wall_s is None:
+            raise ValueError("stop needs batches or wall_s, or the run never ends")
+        return self
+
+
+class Evaluation(Section):
+    """Held-out tasks, before and after."""
+
+    split: str = "test"
+    tasks: PositiveInt = 100
+    samples_per_task: PositiveInt = 1
+    greedy: bool = True
+    """Also report greedy decoding."""
+    every_batches: PositiveInt | None = None
+
+
+class Checkpoint(Section):
+    """What is kept for ``--resume``."""
+
+    every_batches: PositiveInt = 10
+    keep: PositiveInt = 2
+
+
+class _RunBase(Section):
+    name: str = "run"
+    seed: int = 0
+    deterministic: bool = False
+    runs_dir: str = "runs"
+    runtime: InlineRuntime = InlineRuntime()
+    model: ModelPath | NewModel
+    env: PluginRef
+    reward: PluginRef | None = None
+    """None: the return of the environment itself."""
+    algorithm: PluginRef = PluginRef(id="grpo")
+    engine: PluginRef = PluginRef(id="embedded")
+    weights: PluginRef = PluginRef(id="shared-memory")
+    mapper: PluginRef = PluginRef(id="colocate")
+    trackers: tuple[PluginRef, ...] = (PluginRef(id="tensorboard"),)
+    warm_start: WarmStart | None = None
+    rollout: Rollout = Rollout()
+    trainer: Trainer = Trainer()
+    deadlines: Deadlines = Deadlines()
+    failures: Failures = Failures()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    stop: Stop
+
+    @field_validator("runtime", mode="before")
+    @classmethod
+    def _runtime_by_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
+class SyncRun(_RunBase):
+    """Roll out, train, publish, one after the other."""
+
+    mode: Literal["sync"]
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest staleness a trained sample may have."""
+        return 0
+
+
+class AsyncRun(_RunBase):
+    """Roll out while training, under a staleness bound."""
+
+    mode: Literal["async"] = "async"
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """In versions."""
+    on_stale: Literal["wait", "drop"] = "wait"
+    """What happens to a group that the next batch would leave too stale: the trainer waits for it
+    (no waste, no length bias), or it is dropped and its task put back."""
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest staleness a trained sample may have."""
+        return self.max_staleness
+
+
+RunConfig = SyncRun | AsyncRun

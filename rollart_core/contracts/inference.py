@@ -1,0 +1,131 @@
+"""Inference engines: token ids in, token ids and their logprobs out.
+
+The lifecycle is ``start -> (generate | load_weights | pause | resume | abort | release)* -> close``,
+all on one asyncio loop. ``generate`` calls run at once and are batched by the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollart_core.contracts.spec import PluginSpec
+from rollart_core.types import TokenSpan
+
+FinishReason = Literal["stop", "length", "abort"]
+KvOnSwap = Literal["recompute", "keep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceEngineSpec(PluginSpec):
+    """What an inference engine says of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn's generation."""
+
+    request_id: str
+    """Unique among requests in flight."""
+    token_ids: Sequence[int]
+    """The whole prompt, earlier turns included."""
+    max_new_tokens: int
+    session_id: str = ""
+    """Requests of one session extend one another: the KV cache is kept for it until ``release``.
+    Empty: nothing is kept."""
+    group_id: str = ""
+    """Sessions of one group may share the KV of a common prefix."""
+    temperature: float = 1.0
+    """0 means greedy; then logprobs are those of temperature 1."""
+    stop_token_ids: Sequence[int] = ()
+    """Generation ends after one of these, which is part of what is returned."""
+    sampling_key: int = 0
+    """See :func:`rollart_core.types.sampling_key`; token ``t`` of the answer uses counter ``t``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """What was generated."""
+
+    token_ids: list[int]
+    inference_logprobs: list[float]
+    """One per token; of the temperature-scaled, untruncated distribution."""
+    spans: tuple[TokenSpan, ...]
+    """Contiguous, covering all tokens in order."""
+    finish_reason: FinishReason
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSwap:
+    """What one weight swap cost."""
+
+    policy_version: int
+    stall_s: float
+    """How long no token was generated because of it."""
+    num_bytes: int
+    num_recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and gauges of now."""
+
+    policy_version: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_sessions: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    decode_tokens: int = 0
+    busy_s: float = 0.0
+    kv_used: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class InferenceEngine(ABC):
+    """Base of inference engines."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Load the model; returns when ready."""
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Generate one turn.
+
+        Raises:
+            InferenceFailure: When the request cannot be answered (context overflow, engine gone).
+        """
+
+    @abstractmethod
+    async def load_weights(self, policy_version: int) -> WeightSwap:
+        """Fetch that version from the weight channel and swap it in between two decode steps."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stop generating at the next token; requests in flight wait."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on after ``pause``."""
+
+    @abstractmethod
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now; each returns what it has with ``finish_reason`` ``abort``."""
+
+    @abstractmethod
+    async def release(self, session_id: str) -> None:
+        """Forget a session and free its KV; unknown ids are fine."""
+
+    @abstractmethod
+    async def stats(self) -> EngineStats:
+        """Return counters and gauges."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything; may be called twice."""

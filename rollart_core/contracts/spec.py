@@ -1,0 +1,42 @@
+"""What every registered plugin says of itself: an id, a lazy class, a config model.
+
+Takes: nothing. Gives: the spec records that registering hooks return. Never: imports the class a
+spec names; :mod:`rollart_core.registry` does that, when a run needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CONTRACT_VERSION = 1
+"""The contract version this core speaks; a spec for a newer one is refused."""
+
+ID_PATTERN = re.compile(r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSpec:
+    """One thing a plugin offers."""
+
+    id: str
+    """``namespace/Name-vN``."""
+    entry_point: str
+    """``"module:Class"``, imported when first used."""
+    config: str | None = None
+    """``"module:Model"``: a pydantic model, in a module free of torch, that checks the options."""
+    summary: str = ""
+    """One sentence for ``rollart list``."""
+    alias: str | None = None
+    """A short name for config files, unique in its kind, such as ``grpo``."""
+    contract_version: int = CONTRACT_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """A command that a plugin adds to ``rollart``; its code is imported when it is called."""
+
+    name: str
+    entry_point: str
+    """``"module:app"``: a typer app or a function."""
+    summary: str = ""

@@ -1,0 +1,146 @@
+"""Every error RollArt raises on purpose.
+
+    RollartError
+    ├── UserError                 a person can mend it: shown as one line, without a traceback
+    │   ├── ConfigError           a run config that cannot be run (also a ValueError)
+    │   ├── UnknownIdError        no plugin has that id (also a KeyError)
+    │   └── PluginError           a plugin that is broken, or two that collide
+    ├── EpisodeError              one episode failed; becomes a typed Failure of its trajectory
+    │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
+    │   ├── SandboxFailure        the box around an environment failed
+    │   ├── InferenceFailure      the engine could not answer
+    │   ├── RewardFailure         the reward could not be computed
+    │   ├── DeadlineFailure       a deadline passed
+    │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
+    ├── TooManyFailures           the run stopped itself; says at what rate and of which kind
+    └── PartDied                  a process of the run (engine, trainer, env worker) is gone
+
+Plugins raise plain Python errors; the core attributes them with :func:`boundary`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import ClassVar
+
+from rollart_core.types import Failure, FailureKind
+
+
+class RollartError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class UserError(RollartError):
+    """A mistake a person can mend; the message says what was given, what is allowed, and how."""
+
+
+class ConfigError(UserError, ValueError):
+    """A run config that cannot be run."""
+
+
+class UnknownIdError(UserError, KeyError):
+    """No plugin registers that id."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class PluginError(UserError):
+    """A plugin that is broken, or two that collide."""
+
+
+class EpisodeError(RollartError):
+    """One episode failed."""
+
+    kind: ClassVar[FailureKind]
+    retryable = True
+
+    def __init__(self, message: str, *, boundary: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.boundary = boundary
+        self.detail = detail
+
+    def failure(self) -> Failure:
+        """Return the failure as data."""
+        return Failure(self.kind, self.boundary, str(self), self.retryable, self.detail)
+
+
+class EnvironmentFailure(EpisodeError):
+    """The environment raised, or answered outside its contract."""
+
+    kind = FailureKind.ENVIRONMENT
+
+
+class SandboxFailure(EpisodeError):
+    """The box around an environment failed."""
+
+    kind = FailureKind.SANDBOX
+
+
+class InferenceFailure(EpisodeError):
+    """The inference engine could not answer."""
+
+    kind = FailureKind.INFERENCE
+
+
+class RewardFailure(EpisodeError):
+    """The reward could not be computed."""
+
+    kind = FailureKind.REWARD
+
+
+class DeadlineFailure(EpisodeError):
+    """A deadline passed."""
+
+    kind = FailureKind.TIMEOUT
+
+
+class CancelledFailure(EpisodeError):
+    """Stopped on purpose; never retried by itself."""
+
+    kind = FailureKind.CANCELLED
+    retryable = False
+
+
+class TooManyFailures(RollartError):
+    """The run stopped itself because too many episodes failed."""
+
+
+class PartDied(RollartError):
+    """A process of the run is gone."""
+
+
+@contextmanager
+def boundary(error: type[EpisodeError], what: str) -> Iterator[None]:
+    """Turn any plain error raised inside into ``error``, naming the call that was crossed.
+
+    Args:
+        error: The class to raise.
+        what: The call, such as ``"env.step"``.
+
+    Raises:
+        EpisodeError: ``error``, from the original; an ``EpisodeError`` passes unchanged.
+    """
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as e:
+        message = f"{what}: {type(e).__name__}: {first_line(str(e))}"
+        detail = "".join(traceback.format_exception(e))[-4000:]
+        raise error(message, boundary=what, detail=detail) from e
+
+
+def first_line(text: str, limit: int = 300) -> str:
+    """Return the first line of ``text``, cut at ``limit`` characters."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
+    """Return `` Did you mean 'x'?`` with the nearest known word, or an empty string."""
+    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
