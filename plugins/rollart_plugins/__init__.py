@@ -1,0 +1,1 @@
+"""Built-in engines, weight channels, mappers, trackers and reward backends."""

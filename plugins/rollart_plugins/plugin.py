@@ -1,0 +1,82 @@
+"""The built-in engines, weight channels, mappers, trackers and reward backends."""
+
+from rollart_core.contracts.hardware import HardwareMapperSpec
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.reward import RewardBackendSpec
+from rollart_core.contracts.tracker import TrackerSpec
+from rollart_core.contracts.weights import WeightChannelSpec
+from rollart_core.hookspecs import hookimpl
+
+
+@hookimpl
+def rollart_inference_engines() -> list[InferenceEngineSpec]:
+    """Return the built-in inference engines."""
+    return [
+        InferenceEngineSpec(
+            id="rollart/Embedded-v1",
+            alias="embedded",
+            entry_point="rollart_plugins.engines.embedded:EmbeddedEngine",
+            config="rollart_plugins.engines.config:EmbeddedConfig",
+            summary="Continuous batching in torch, on CPU or CUDA, with no server.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_weight_channels() -> list[WeightChannelSpec]:
+    """Return the built-in weight channels."""
+    return [
+        WeightChannelSpec(
+            id="rollart/SharedMemory-v1",
+            alias="shared-memory",
+            entry_point="rollart_plugins.weights.shared_memory:SharedMemoryChannel",
+            config="rollart_plugins.weights.config:SharedMemoryConfig",
+            summary="Memory shared by the processes of one machine.",
+        ),
+        WeightChannelSpec(
+            id="rollart/Disk-v1",
+            alias="disk",
+            entry_point="rollart_plugins.weights.disk:DiskChannel",
+            config="rollart_plugins.weights.config:DiskConfig",
+            summary="Safetensors files in a folder that trainer and engines can both read.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_hardware_mappers() -> list[HardwareMapperSpec]:
+    """Return the built-in hardware mappers."""
+    return [
+        HardwareMapperSpec(
+            id="rollart/Colocate-v1",
+            alias="colocate",
+            entry_point="rollart_plugins.hardware.colocate:ColocateMapper",
+            summary="Everything on the first pool that can carry it.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_trackers() -> list[TrackerSpec]:
+    """Return the built-in trackers."""
+    return [
+        TrackerSpec(
+            id="rollart/TensorBoard-v1",
+            alias="tensorboard",
+            entry_point="rollart_plugins.trackers.tensorboard:TensorBoardTracker",
+            summary="Event files for TensorBoard in the run directory.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_reward_backends() -> list[RewardBackendSpec]:
+    """Return the built-in reward backends."""
+    return [
+        RewardBackendSpec(
+            id="rollart/Inline-v1",
+            alias="inline",
+            entry_point="rollart_plugins.serverless.inline:InlineBackend",
+            summary="Reward functions in threads of the controller's process.",
+        ),
+    ]
