@@ -6,9 +6,17 @@ Takes: plain mappings. Gives: a frozen :class:`RunConfig`. Never: imports torch,
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -19,6 +27,9 @@ class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    case: ClassVar[str] = ""
+    """Where a section is one of several: what in the file selects it. Error messages say it."""
 
 
 class PluginRef(BaseModel):
@@ -56,6 +67,8 @@ class InlineRuntime(Section):
 class ModelPath(Section):
     """A model that exists: a local folder or a hub id."""
 
+    case: ClassVar[str] = "model.path"
+
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -63,6 +76,8 @@ class ModelPath(Section):
 
 class NewModel(Section):
     """A small Qwen3-architecture model from nothing, with a tokenizer trained on the env's text."""
+
+    case: ClassVar[str] = "model.kind: new"
 
     kind: Literal["new"] = "new"
     num_layers: PositiveInt = 3
@@ -77,10 +92,23 @@ class NewModel(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+def _which_model(value: object) -> str:
+    """Return the class of a ``model`` section: a new model says so, all others have a path."""
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return "NewModel" if kind == "new" else "ModelPath"
+
+
+Model = Annotated[
+    Annotated[ModelPath, Tag("ModelPath")] | Annotated[NewModel, Tag("NewModel")],
+    Discriminator(_which_model),
+]
+
+
 class WarmStart(Section):
     """Supervised steps on the env's ``oracle()`` before RL."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-3
+    warmup_train_steps: PositiveInt = 10
     batch_size: PositiveInt = 16
     max_train_steps: PositiveInt = 600
     until_success: Fraction = 0.37
@@ -195,7 +223,7 @@ class _RunBase(Section):
     deterministic: bool = False
     runs_dir: str = "runs"
     runtime: InlineRuntime = InlineRuntime()
-    model: ModelPath | NewModel
+    model: Model
     env: PluginRef
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
@@ -218,9 +246,16 @@ class _RunBase(Section):
     def _runtime_by_name(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model_by_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
 
 class SyncRun(_RunBase):
     """Roll out, train, publish, one after the other."""
+
+    case: ClassVar[str] = "mode: sync"
 
     mode: Literal["sync"]
 
@@ -232,6 +267,8 @@ class SyncRun(_RunBase):
 
 class AsyncRun(_RunBase):
     """Roll out while training, under a staleness bound."""
+
+    case: ClassVar[str] = "mode: async"
 
     mode: Literal["async"] = "async"
     max_staleness: Annotated[int, Field(ge=0)] = 1

@@ -1,1 +1,1 @@
-"""The rollout room."""
+"""The making of trajectories: environment, conversation, engine, one episode at a time."""

@@ -1,1 +1,1 @@
-"""The runtime room."""
+"""Where the parts of a run execute: on this machine, on a cluster, or under a virtual clock."""

@@ -1,1 +1,1 @@
-"""The train room."""
+"""Updating the weights: batches, the trainer, checkpoints, and the warm start before RL."""

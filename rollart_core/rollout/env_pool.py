@@ -1,0 +1,189 @@
+"""The env workers of a run: where episodes are sent, and what happens when a worker goes bad.
+
+Takes: a way to start a worker. Gives: :meth:`EnvPool.episode`, one environment for one episode.
+Never: sends an episode to a worker with a hung thread; that one is retired when its last ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
+from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.types import Ticket
+
+ANSWER_GRACE_S = 5.0
+"""How much later than the worker's own deadline the pool gives up on its answer."""
+
+
+class Worker(Protocol):
+    """An env worker, here or in another process."""
+
+    @property
+    def alive(self) -> bool:
+        """False when it will never answer again."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
+
+    async def close(self) -> None:
+        """End it and all its environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimeouts:
+    """Seconds for each call."""
+
+    reset_s: float
+    step_s: float
+    close_s: float = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A worker and how busy it is."""
+
+    worker: Worker
+    num_episodes: int = 0
+    retired: bool = False
+
+
+class EnvEpisode:
+    """One environment, from reset to the end of one episode."""
+
+    def __init__(self, worker: Worker, episode_id: str, timeouts: PhaseTimeouts) -> None:
+        """Bind a worker to an episode id."""
+        self._worker = worker
+        self._id = episode_id
+        self._timeouts = timeouts
+        self.clean = True
+        """False once a call failed: the environment is not used again."""
+
+    async def reset(self, env: EnvRef, ticket: Ticket) -> Observed:
+        """Begin the ticket's task and return the first observation."""
+        options = {"task": ticket.task.index, "split": ticket.task.split}
+        return await self._call(
+            "reset", env, seed=ticket.task.seed, options=options, timeout_s=self._timeouts.reset_s
+        )
+
+    async def step(self, action: str) -> Observed:
+        """Act."""
+        return await self._call("step", action, timeout_s=self._timeouts.step_s)
+
+    async def end(self) -> None:
+        """Give the environment back; never raises."""
+        timeout_s = self._timeouts.close_s
+        with suppress(Exception):
+            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
+                await self._worker.call("end", self._id, reusable=self.clean, timeout_s=timeout_s)
+
+    async def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Observed:
+        what = f"env.{method}"
+        clean, self.clean = self.clean, False
+        try:
+            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
+                observed: Observed = await self._worker.call(
+                    method, self._id, *args, timeout_s=timeout_s, **kwargs
+                )
+        except TimeoutError as e:
+            raise DeadlineFailure(f"{what}: the env worker does not answer", boundary=what) from e
+        except PartDied as e:
+            raise EnvironmentFailure(f"{what}: {e}", boundary=what) from e
+        self.clean = clean
+        return observed
+
+
+class EnvPool:
+    """All env workers of a run."""
+
+    def __init__(self, start_worker: Callable[[], Awaitable[Worker]], *, num_workers: int) -> None:
+        """Describe the pool; ``start`` brings it up."""
+        self._start_worker = start_worker
+        self._num_workers = num_workers
+        self._places: list[_Place] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._growing = asyncio.Lock()
+        self.num_replaced = 0
+
+    async def start(self) -> None:
+        """Start all workers."""
+        workers = await asyncio.gather(*(self._start_worker() for _ in range(self._num_workers)))
+        self._places = [_Place(worker) for worker in workers]
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on any worker."""
+        return await (await self._least_busy()).worker.call(method, *args, **kwargs)
+
+    @asynccontextmanager
+    async def episode(self, episode_id: str, timeouts: PhaseTimeouts) -> AsyncIterator[EnvEpisode]:
+        """Lend an environment for one episode, and take it back by whatever road that ends."""
+        place = await self._least_busy()
+        place.num_episodes += 1
+        episode = EnvEpisode(place.worker, episode_id, timeouts)
+        try:
+            yield episode
+        except BaseException:
+            episode.clean = False
+            raise
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._take_back(place, episode)))
+
+    async def close(self) -> None:
+        """End all workers."""
+        places, self._places = self._places, []
+        await asyncio.gather(*(p.worker.close() for p in places), *self._closing)
+
+    async def _take_back(self, place: _Place, episode: EnvEpisode) -> None:
+        if not episode.clean:
+            await self._inspect(place)
+        if place.worker.alive:
+            await episode.end()
+        place.num_episodes -= 1
+        if place.retired and place.num_episodes == 0:
+            task = asyncio.create_task(place.worker.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _inspect(self, place: _Place) -> None:
+        """Retire a worker that is gone, silent, or has a thread that will not come back."""
+        if place.retired:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_GRACE_S):
+                hung = await place.worker.call("num_hung")
+        except (TimeoutError, PartDied):
+            hung = 1
+        if hung and not place.retired:
+            place.retired = True
+            if place in self._places:
+                self._places.remove(place)
+            self.num_replaced += 1
+
+    async def _least_busy(self) -> _Place:
+        async with self._growing:
+            self._places = [p for p in self._places if p.worker.alive]
+            while len(self._places) < self._num_workers:
+                self._places.append(_Place(await self._start_worker()))
+        return min(self._places, key=lambda p: p.num_episodes)
+
+
+class LocalWorker:
+    """An env worker in this process, in the shape of a remote one."""
+
+    def __init__(self, part: Any) -> None:
+        """Wrap an :class:`rollart_core.rollout.env_worker.EnvWorker`."""
+        self._part = part
+        self.alive = True
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return await getattr(self._part, method)(*args, **kwargs)
+
+    async def close(self) -> None:
+        """End its environments."""
+        self.alive = False
+        await self._part.shutdown()

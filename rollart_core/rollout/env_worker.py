@@ -1,0 +1,242 @@
+"""Environments at work: one object holds many, runs their calls off the loop, and checks answers.
+
+Takes: reset, step and close for an episode id. Gives: :class:`Observed`, or an EpisodeError that
+says which call failed. Never: lets one environment block, poison or outlive another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollart_core.errors import DeadlineFailure, EnvironmentFailure, boundary
+from rollart_core.rollout.threads import DaemonThreads
+from rollart_core.types import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRef:
+    """An environment and its options, as workers get them; they resolve it by themselves."""
+
+    id: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Equal for environments that can stand in for one another."""
+        return f"{self.id} {sorted(self.options.items())!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the policy sees next, and what ``env.step`` said of it."""
+
+    observation: Observation
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    success: bool | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    invalid_action: bool = False
+    cut_chars: int = 0
+    """How many characters of the observation were left out."""
+
+    @property
+    def done(self) -> bool:
+        """True when the episode is over."""
+        return self.terminated or self.truncated
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One environment and whom it serves."""
+
+    env: Any
+    key: str
+
+
+class EnvWorker:
+    """Holds the environments of many episodes; see the module."""
+
+    def __init__(self, *, num_threads: int = 64, max_observation_chars: int = 20_000) -> None:
+        """Make a worker without environments.
+
+        Args:
+            num_threads: Most blocking env calls at once.
+            max_observation_chars: Longer observations are cut in the middle.
+        """
+        self._threads = DaemonThreads(num_threads)
+        self._max_chars = max_observation_chars
+        self._seats: dict[str, _Seat] = {}
+        self._idle: dict[str, list[_Seat]] = {}
+
+    async def reset(
+        self,
+        episode_id: str,
+        env: EnvRef,
+        *,
+        seed: int,
+        options: Mapping[str, Any],
+        timeout_s: float,
+    ) -> Observed:
+        """Begin an episode, on an idle environment or a fresh one.
+
+        Raises:
+            EnvironmentFailure: When making or resetting raised or answered nonsense.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        async with _deadline("env.reset", timeout_s):
+            seat = await self._seat(env)
+            self._seats[episode_id] = seat
+            with boundary(EnvironmentFailure, "env.reset"):
+                answer = await self._call(
+                    seat.env, "reset", lambda f: f(seed=seed, options=dict(options))
+                )
+                if not isinstance(answer, tuple) or len(answer) != 2:
+                    raise TypeError("reset must return (observation, info)")
+                return self._observed(answer[0], 0.0, (False, False), answer[1])
+
+    async def step(self, episode_id: str, action: str, *, timeout_s: float) -> Observed:
+        """Act in an episode.
+
+        Raises:
+            EnvironmentFailure: When ``step`` raised, or answered a NaN reward or a wrong shape.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.step")
+        async with _deadline("env.step", timeout_s):
+            with boundary(EnvironmentFailure, "env.step"):
+                answer = await self._call(seat.env, "step", lambda f: f(action))
+                if not isinstance(answer, tuple) or len(answer) != 5:
+                    raise TypeError(
+                        "step must return (observation, reward, terminated, truncated, info)"
+                    )
+                observation, reward, terminated, truncated, info = answer
+                return self._observed(observation, reward, (terminated, truncated), info)
+
+    async def end(self, episode_id: str, *, reusable: bool, timeout_s: float = 10.0) -> None:
+        """End an episode; its environment serves the next one, or is closed if not ``reusable``."""
+        seat = self._seats.pop(episode_id, None)
+        if seat is None:
+            return
+        if reusable:
+            self._idle.setdefault(seat.key, []).append(seat)
+            return
+        await self._close(seat, timeout_s)
+
+    async def shutdown(self) -> None:
+        """Close every environment; an error or a hang of one does not keep the others."""
+        seats = [*self._seats.values(), *(s for idle in self._idle.values() for s in idle)]
+        self._seats.clear()
+        self._idle.clear()
+        await asyncio.gather(*(self._close(seat, 5.0) for seat in seats))
+        self._threads.close()
+
+    async def num_hung(self) -> int:
+        """Return how many threads sit in a call that was given up."""
+        return self._threads.num_hung
+
+    async def num_tasks(self, env: EnvRef, split: str) -> int | None:
+        """Return how many tasks a split has; None when it has no end."""
+        seat = await self._seat(env)
+        try:
+            count = getattr(seat.env, "num_tasks", None)
+            with boundary(EnvironmentFailure, "env.num_tasks"):
+                return None if count is None else await self._threads.run(lambda: count(split))
+        finally:
+            self._idle.setdefault(seat.key, []).append(seat)
+
+    async def _seat(self, env: EnvRef) -> _Seat:
+        idle = self._idle.get(env.key)
+        if idle:
+            return idle.pop()
+        from rollart_core.registry import make
+
+        with boundary(EnvironmentFailure, "making the environment"):
+            made = await self._threads.run(lambda: make(env.id, **env.options))
+        return _Seat(made, env.key)
+
+    async def _call(self, env: Any, name: str, call: Callable[[Any], Any]) -> Any:
+        coroutine = getattr(env, f"a{name}", None)
+        if coroutine is not None and inspect.iscoroutinefunction(coroutine):
+            return await call(coroutine)
+        return await self._threads.run(lambda: call(getattr(env, name)))
+
+    async def _close(self, seat: _Seat, timeout_s: float) -> None:
+        with contextlib.suppress(Exception):  # an env that cannot close has had its chance
+            async with asyncio.timeout(timeout_s):
+                await self._threads.run(seat.env.close)
+
+    def _observed(
+        self, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any
+    ) -> Observed:
+        value = float(reward)
+        if not math.isfinite(value):
+            raise ValueError(f"reward is {value}")
+        if not isinstance(info, Mapping):
+            raise TypeError(f"info must be a dict, not {type(info).__name__}")
+        text, cut = _bounded(_checked(observation), self._max_chars)
+        success = info.get("success")
+        parts = info.get("reward_components") or {}
+        return Observed(
+            observation=text,
+            reward=value,
+            terminated=bool(ends[0]),
+            truncated=bool(ends[1]),
+            success=None if success is None else bool(success),
+            components={str(k): float(v) for k, v in parts.items()},
+            invalid_action=bool(info.get("invalid_action", False)),
+            cut_chars=cut,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _deadline(what: str, timeout_s: float) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as e:
+        raise DeadlineFailure(f"{what} took longer than {timeout_s:g} s", boundary=what) from e
+
+
+def _checked(observation: Any) -> Observation:
+    """Return the observation if it is one, without lone surrogates (no tokenizer takes them)."""
+    if isinstance(observation, str):
+        return observation.encode("utf-8", "replace").decode()
+    if isinstance(observation, list) and all(_is_message(m) for m in observation):
+        return [{"role": m["role"], "content": m["content"]} for m in observation]
+    raise TypeError(
+        f"observation must be str or list of messages, not {type(observation).__name__}"
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )
+
+
+def _bounded(observation: Observation, limit: int) -> tuple[Observation, int]:
+    if isinstance(observation, str):
+        return _cut(observation, limit)
+    cut = 0
+    for message in observation:
+        message["content"], more = _cut(message["content"], limit)
+        cut += more
+    return observation, cut
+
+
+def _cut(text: str, limit: int) -> tuple[str, int]:
+    if len(text) <= limit:
+        return text, 0
+    left = len(text) - limit
+    return f"{text[: limit // 2]}\n[… {left} characters left out …]\n{text[-(limit // 2) :]}", left

@@ -1,0 +1,249 @@
+"""One episode, from reset to a recorded trajectory.
+
+Takes: a ticket and the parts it needs. Gives: a :class:`Trajectory`, failed ones included. Never:
+retries, scores a failure, or leaves an environment or a session behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult
+from rollart_core.contracts.reward import RewardRequest, RewardResult
+from rollart_core.errors import (
+    CancelledFailure,
+    DeadlineFailure,
+    EpisodeError,
+    InferenceFailure,
+    boundary,
+)
+from rollart_core.rollout.conversation import Conversation
+from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.types import Message, Observation, Status, Ticket, Trajectory, Turn, sampling_key
+
+
+class Generator(Protocol):
+    """Whoever generates: the router, or one engine."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Generate one turn."""
+
+    async def release(self, session_id: str) -> None:
+        """Forget a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """What one episode may take."""
+
+    max_turns: int
+    max_new_tokens: int
+    temperature: float
+    timeouts: PhaseTimeouts
+    generate_s: float
+    reward_s: float
+    episode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeParts:
+    """What episodes are made of; shared by all of a run."""
+
+    env: EnvRef
+    envs: EnvPool
+    engine: Generator
+    new_conversation: Callable[[], Conversation]
+    score: Callable[[RewardRequest], asyncio.Future[RewardResult]]
+    stop_token_ids: tuple[int, ...]
+    limits: EpisodeLimits
+    seed: int
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has happened so far."""
+
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    env_return: float = 0.0
+    last: Observed | None = None
+    truncated: bool = False
+
+
+async def run_episode(
+    ticket: Ticket, start_version: int, parts: EpisodeParts, *, temperature: float | None = None
+) -> Trajectory:
+    """Execute one attempt of a ticket.
+
+    Args:
+        ticket: What to do.
+        start_version: Policy version the engines hold now.
+        parts: Environments, engine, reward, limits.
+        temperature: Other than the limits', for evaluation.
+
+    Returns:
+        The trajectory; with ``status`` ``failed`` and a typed failure when anything went wrong.
+
+    Raises:
+        asyncio.CancelledError: When cancelled from outside; everything is given back before.
+    """
+    began = time.perf_counter()
+    try:
+        async with _deadline("episode", parts.limits.episode_s):
+            conversation, record = await _play(ticket, parts, temperature)
+        async with _deadline("reward", parts.limits.reward_s):
+            result = await parts.score(_request(ticket, record, conversation))
+    except EpisodeError as e:
+        wall_s = time.perf_counter() - began
+        return Trajectory(
+            ticket, "failed", failure=e.failure(), start_version=start_version, wall_s=wall_s
+        )
+    last = record.last
+    status: Status = "truncated" if record.truncated else "finished"
+    return Trajectory(
+        ticket,
+        status,
+        samples=conversation.samples(),
+        turns=tuple(record.turns),
+        reward=result.value,
+        score=record.env_return,
+        success=last.success if last else None,
+        reward_components={**(last.components if last else {}), **result.components},
+        start_version=start_version,
+        wall_s=time.perf_counter() - began,
+    )
+
+
+async def _play(
+    ticket: Ticket, parts: EpisodeParts, temperature: float | None
+) -> tuple[Conversation, _Record]:
+    session_id = f"{ticket.ticket_id}#{ticket.attempt}"
+    record, conversation = _Record(), parts.new_conversation()
+    try:
+        async with parts.envs.episode(session_id, parts.limits.timeouts) as episode:
+            observed = await episode.reset(parts.env, ticket)
+            while not record.truncated:
+                with boundary(InferenceFailure, "conversation"):
+                    conversation.observe(observed.observation)
+                request = _generate_request(ticket, len(record.turns), conversation, parts)
+                if request is None:
+                    record.truncated = True
+                    break
+                if temperature is not None:
+                    request = _at(request, temperature)
+                observed = await _turn(episode, request, observed, (conversation, record), parts)
+                if observed.done:
+                    record.truncated = observed.truncated and not observed.terminated
+                    break
+                record.truncated = len(record.turns) >= parts.limits.max_turns
+    finally:
+        await parts.engine.release(session_id)
+    return conversation, record
+
+
+async def _turn(
+    episode: EnvEpisode,
+    request: GenerateRequest,
+    observed: Observed,
+    so_far: tuple[Conversation, _Record],
+    parts: EpisodeParts,
+) -> Observed:
+    conversation, record = so_far
+    began = time.perf_counter()
+    async with _deadline("generate", parts.limits.generate_s):
+        with boundary(InferenceFailure, "generate"):
+            result = await parts.engine.generate(request)
+    if result.finish_reason == "abort":
+        raise CancelledFailure("generation was aborted", boundary="generate")
+    with boundary(InferenceFailure, "conversation"):
+        action = conversation.record(result)
+    generated = time.perf_counter()
+    answer = await episode.step(action)
+    record.turns.append(
+        Turn(
+            observation=_text(observed.observation),
+            action=action,
+            num_prompt_tokens=len(request.token_ids),
+            num_new_tokens=len(result.token_ids),
+            finish_reason=result.finish_reason,
+            reward=answer.reward,
+            generate_s=generated - began,
+            step_s=time.perf_counter() - generated,
+        )
+    )
+    record.messages += [*_messages(observed.observation), {"role": "assistant", "content": action}]
+    record.env_return += answer.reward
+    record.last = answer
+    return answer
+
+
+def _generate_request(
+    ticket: Ticket, turn: int, conversation: Conversation, parts: EpisodeParts
+) -> GenerateRequest | None:
+    """Return the request of the next turn, or None when the row has no room for it."""
+    room = conversation.room()
+    if room < 1:
+        return None
+    session_id = f"{ticket.ticket_id}#{ticket.attempt}"
+    return GenerateRequest(
+        request_id=f"{session_id}/{turn}",
+        token_ids=conversation.prompt,
+        max_new_tokens=min(parts.limits.max_new_tokens, room),
+        session_id=session_id,
+        group_id=ticket.group_id,
+        temperature=parts.limits.temperature,
+        stop_token_ids=parts.stop_token_ids,
+        sampling_key=sampling_key(parts.seed, ticket.ticket_id, turn),
+    )
+
+
+def _at(request: GenerateRequest, temperature: float) -> GenerateRequest:
+    from dataclasses import replace
+
+    return replace(request, temperature=temperature)
+
+
+def _request(ticket: Ticket, record: _Record, conversation: Conversation) -> RewardRequest:
+    last = record.last
+    return RewardRequest(
+        ticket_id=ticket.ticket_id,
+        env_id=ticket.task.env_id,
+        split=ticket.task.split,
+        task_index=ticket.task.index,
+        messages=tuple(record.messages),
+        env_return=record.env_return,
+        success=last.success if last else None,
+        components=last.components if last else {},
+        truncated=record.truncated,
+        num_turns=len(record.turns),
+        num_loss_tokens=sum(t.num_new_tokens for t in record.turns),
+    )
+
+
+def _text(observation: Observation) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(f"{m['role']}: {m['content']}" for m in observation)
+
+
+def _messages(observation: Observation) -> list[Message]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return observation
+
+
+@asynccontextmanager
+async def _deadline(what: str, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            yield
+    except TimeoutError as e:
+        if not timeout.expired():
+            raise
+        raise DeadlineFailure(f"{what} took longer than {seconds:g} s", boundary=what) from e

@@ -1,0 +1,157 @@
+"""What the processes of a run build in themselves, from plain arguments.
+
+Takes: ids, options, paths. Gives: an engine, a trainer, an env worker, a demonstrator. Never: gets
+an object of another process; plugins are resolved here, from this process's entry points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rollart_core import registry
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.types import Sample, Task
+
+if TYPE_CHECKING:
+    from rollart_core.config import NewModel
+    from rollart_core.config import Trainer as TrainerConfig
+    from rollart_core.contracts.inference import InferenceEngine
+    from rollart_core.contracts.weights import WeightChannel
+    from rollart_core.train.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class PluginArgs:
+    """A plugin as it travels to a process."""
+
+    kind: str
+    id: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, **further: Any) -> Any:
+        """Make the object, its checked options and ``further`` as keywords."""
+        return registry.build(self.kind, self.id, dict(self.options), **further)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArgs:
+    """The model as it travels to a process."""
+
+    path: str
+    dtype: str = "float32"
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelArgs:
+    """The weight channel as it travels to a process."""
+
+    plugin: PluginArgs
+    location: str
+
+    def open(self) -> WeightChannel:
+        """Open this process's end."""
+        channel: WeightChannel = self.plugin.build(location=self.location)
+        return channel
+
+
+def build_engine(
+    plugin: PluginArgs, model: ModelArgs, channel: ChannelArgs | None, settings: Mapping[str, Any]
+) -> InferenceEngine:
+    """Build an inference engine.
+
+    Args:
+        plugin: Which engine.
+        model: Which model.
+        channel: Where weights come from; None for an engine that keeps its first.
+        settings: ``deterministic``, ``kv_on_swap``, ``max_context_tokens``.
+    """
+    engine: InferenceEngine = plugin.build(
+        model_path=model.path,
+        dtype=model.dtype,
+        device=model.device,
+        channel=channel.open() if channel else None,
+        **settings,
+    )
+    return engine
+
+
+def build_trainer(
+    config: TrainerConfig,
+    algorithm: PluginArgs,
+    model: ModelArgs,
+    channel: ChannelArgs,
+    settings: Mapping[str, Any],
+) -> Trainer:
+    """Build the trainer; ``settings`` are ``temperature``, ``deterministic`` and ``seed``."""
+    from rollart_core.train.trainer import Trainer
+
+    return Trainer(
+        config,
+        algorithm.build(),
+        model_path=model.path,
+        dtype=model.dtype,
+        device=model.device,
+        channel=channel.open(),
+        **settings,
+    )
+
+
+def build_env_worker(num_threads: int, max_observation_chars: int) -> EnvWorker:
+    """Build an env worker."""
+    return EnvWorker(num_threads=num_threads, max_observation_chars=max_observation_chars)
+
+
+def build_model(
+    path: str, model: NewModel, env: EnvRef, corpus_tasks: Sequence[Task], seed: int
+) -> None:
+    """Make a small model and a tokenizer trained on the environment's own text."""
+    from rollart_core.models.new import new_model
+    from rollart_core.train.demonstrations import env_corpus
+
+    made = registry.make(env.id, **env.options)
+    try:
+        new_model(path, model, env_corpus(made, corpus_tasks), seed)
+    finally:
+        made.close()
+
+
+class Demonstrator:
+    """Makes demonstrations by the environment's oracle, fresh ones on every call."""
+
+    def __init__(
+        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, int]
+    ) -> None:
+        """Begin at the first task; the tasks are gone through again when they are used up.
+
+        Args:
+            env: Which environment.
+            tokenizer_path: Where the tokenizer lies.
+            tasks: What to demonstrate.
+            limits: ``max_turns`` and ``max_context_tokens``.
+        """
+        from rollart_core.models.tokenizer import load_tokenizer
+
+        self._env = registry.make(env.id, **env.options)
+        self._tokenizer = load_tokenizer(tokenizer_path)
+        self._tasks = tasks
+        self._limits = limits
+        self._samples = self._endless()
+
+    def take(self, n: int) -> list[Sample]:
+        """Return the next ``n`` demonstrations."""
+        return [next(self._samples) for _ in range(n)]
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _endless(self) -> Iterator[Sample]:
+        from rollart_core.train.demonstrations import demonstrations
+
+        while True:
+            yield from demonstrations(
+                lambda: self._env, self._tokenizer, self._tasks, **self._limits
+            )

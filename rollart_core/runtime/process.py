@@ -1,0 +1,176 @@
+"""A part in a process of its own: started, called, watched and ended.
+
+Takes: ``"module:Class"`` and arguments that pickle. Gives: ``await part.call("method", ...)``.
+Never: leaves the process behind; it ends with ``close``, with the run's process, or when told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollart_core.errors import PartDied
+from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
+
+
+class PartProcess:
+    """One part of the run in a process of its own."""
+
+    def __init__(self, name: str, *, log_path: Path | None = None, num_threads: int = 1) -> None:
+        """Describe the process; ``start`` brings it up.
+
+        Args:
+            name: What errors and the log call it.
+            log_path: Where its stdout and stderr go; None: to this process's stderr.
+            num_threads: CPU threads of numeric libraries in it.
+        """
+        self.name = name
+        self.on_death: Callable[[PartProcess], None] | None = None
+        self._log_path = log_path
+        self._num_threads = num_threads
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._ids = itertools.count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, once started."""
+        return self._process.pid if self._process else None
+
+    @property
+    def alive(self) -> bool:
+        """True while it can be called."""
+        return self._writer is not None and self._reading is not None and not self._reading.done()
+
+    async def start(
+        self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Bring the process up and build the part in it."""
+        ours, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-m",
+            "rollart_core.runtime.child",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
+        try:
+            with self._open_log() as log:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment(),
+                )
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT_BYTES)
+        self._reading = asyncio.create_task(self._read(reader), name=f"read {self.name}")
+        if factory is not None:
+            await self.call("__build__", factory, dict(kwargs or {}))
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the part (or ``"module:function"``) and wait for its answer.
+
+        Raises:
+            PartDied: When the process is gone, before or meanwhile.
+            Exception: Whatever the method raised.
+        """
+        if not self.alive or self._writer is None:
+            raise PartDied(self._obituary())
+        call_id = next(self._ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._writer.write(encode(Call(call_id, method, args, kwargs)))
+        try:
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def kill(self) -> None:
+        """End the process now."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def close(self, *, grace_s: float = 5.0) -> None:
+        """Let the process end by itself, and kill it when it does not within ``grace_s``."""
+        self._closing = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._process is None:
+            return
+        try:
+            await asyncio.to_thread(self._process.wait, grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                answer = await receive(reader)
+                assert isinstance(answer, Answer)
+                future = self._calls.get(answer.call_id)
+                if future is None or future.done():
+                    continue
+                if answer.error is not None:
+                    future.set_exception(answer.error)
+                else:
+                    future.set_result(answer.value)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._bury()
+
+    def _bury(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(PartDied(self._obituary()))
+        if not self._closing and self.on_death is not None:
+            self.on_death(self)
+
+    def _obituary(self) -> str:
+        code = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(0.2)
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {signal.Signals(-code).name}"
+        where = f"; see {self._log_path}" if self._log_path else ""
+        return f"the {self.name} process is gone ({how}){where}"
+
+    def _open_log(self) -> Any:
+        if self._log_path is None:
+            return contextlib.nullcontext(None)
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self._log_path.open("ab")
+
+    def _environment(self) -> dict[str, str]:
+        threads = str(self._num_threads)
+        path = os.pathsep.join(p for p in sys.path if p)
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": path,
+        }

@@ -1,0 +1,18 @@
+"""What the trainer says of one optimizer update; free of torch, so that every process can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepReport:
+    """One optimizer update."""
+
+    train_step: int
+    """Number of this update, from 1, over the whole run."""
+    policy_version: int
+    """Version of the weights it started from."""
+    metrics: Mapping[str, float]
+    """Means over loss tokens unless the name says otherwise."""
