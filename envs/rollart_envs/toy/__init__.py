@@ -1,0 +1,1 @@
+"""Small grid worlds as text: how little an environment needs."""

@@ -1,0 +1,44 @@
+"""Options of the toy environments.
+
+Takes: plain values. Gives: checked, frozen config models. Never: imports gymnasium or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _GridConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hint: bool = True
+    """Say on the first page of an episode what the letters mean and which words are moves."""
+
+
+class FrozenLakeConfig(_GridConfig):
+    """Options of ``toy/FrozenLake-v1``."""
+
+    size: Annotated[int, Field(ge=4, le=16)] = 4
+    """Cells along each side (smaller lakes are too few to split)."""
+    slippery: bool = False
+    """Move as told only a third of the time, else to one side or the other."""
+    hole_probability: Annotated[float, Field(gt=0, lt=0.6)] = 0.2
+    """Chance of each cell to be a hole (lakes without a path are drawn anew)."""
+    max_turns: Annotated[int, Field(gt=0)] = 20
+    """Turns after which an episode is truncated."""
+
+
+class SokobanConfig(_GridConfig):
+    """Options of ``toy/Sokoban-v1``."""
+
+    size: Annotated[int, Field(ge=3, le=8)] = 4
+    """Cells along each side, the surrounding wall not counted."""
+    num_boxes: Annotated[int, Field(ge=1, le=3)] = 1
+    wall_probability: Annotated[float, Field(ge=0, le=0.4)] = 0.1
+    """Chance of each cell to be a wall (rooms that fall apart are drawn anew)."""
+    num_pulls: Annotated[int, Field(ge=1, le=50)] = 4
+    """How often, at most, a box was pulled to make the level from its solution: the difficulty."""
+    max_turns: Annotated[int, Field(gt=0)] = 40
+    """Turns after which an episode is truncated; every level can be solved within them."""
