@@ -1,0 +1,560 @@
+"""Which episode runs when, and what is trained: events in, actions out.
+
+    RunStarted, WeightsLoaded ----+
+    EpisodeFinished / -Failed ----|                    +--> StartEpisode, AbortEpisode, LoseTicket
+    TicketExpired ----------------|--> Scheduler.handle --> CompleteGroup, DropGroup
+    GroupKept / GroupFiltered ----|                    +--> TrainBatch
+    BatchTrained, StopRequested --+                    +--> StopRun
+
+Takes: one event at a time. Gives: the actions it unblocks. Never: does I/O, reads a clock or waits.
+
+How staleness stays bounded. Let ``n`` be the trainer version at which the next batch will be
+consumed (the present one, or one more while a batch trains), ``S`` the bound and ``G`` the groups
+of a batch. A group whose oldest member began at version ``w`` has the deadline ``w + S``: the last
+batch that may hold it. A schedule is feasible while, for every ``d``, at most ``G * (d - n + 1)``
+unconsumed groups have a deadline of ``d`` or less. Admission keeps that true (a new group has the
+largest deadline of all, so one inequality will do), and a batch is taken, earliest deadline first,
+only when it is true of what remains. So a trainer that waits never waits for nothing: once
+everything unconsumed is complete, the batch can be taken. With ``on_stale="drop"`` what would be
+infeasible after the batch is aborted instead of waited for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, cast
+
+from rollart_core.engine.events import (
+    AbortEpisode,
+    Action,
+    BatchTrained,
+    CompleteGroup,
+    DropGroup,
+    DropReason,
+    EpisodeFailed,
+    EpisodeFinished,
+    Event,
+    GroupFiltered,
+    GroupKept,
+    LoseTicket,
+    RunStarted,
+    SchedulePolicy,
+    Snapshot,
+    StartEpisode,
+    StopKind,
+    StopRequested,
+    StopRun,
+    TicketExpired,
+    TrainBatch,
+    WeightsLoaded,
+)
+from rollart_core.errors import first_line
+from rollart_core.types import Failure, FailureKind, Task, Ticket
+
+__all__ = [
+    "AbortEpisode",
+    "Action",
+    "BatchTrained",
+    "CompleteGroup",
+    "DropGroup",
+    "DropReason",
+    "EpisodeFailed",
+    "EpisodeFinished",
+    "Event",
+    "GroupFiltered",
+    "GroupKept",
+    "LoseTicket",
+    "RunStarted",
+    "SchedulePolicy",
+    "Scheduler",
+    "Snapshot",
+    "StartEpisode",
+    "StopKind",
+    "StopRequested",
+    "StopRun",
+    "Tasks",
+    "TicketExpired",
+    "TrainBatch",
+    "WeightsLoaded",
+]
+
+
+class Tasks(Protocol):
+    """What the scheduler wants of a task source."""
+
+    def next(self) -> Task:
+        """Return the next task."""
+
+    def requeue(self, task: Task) -> None:
+        """Put a task back, to come first."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One ticket of a group."""
+
+    ticket: Ticket
+    group: _Group
+    state: Literal["queued", "running", "finished", "lost"] = "queued"
+    version: int = -1
+    """While running: the version it began with; when finished: its oldest."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """One admitted, unconsumed group."""
+
+    group_id: str
+    ordinal: int
+    task: Task
+    deadline: int
+    """Last trainer version at which it may be consumed."""
+    members: list[_Member] = field(default_factory=list)
+    state: Literal["running", "judged", "ready"] = "running"
+
+    @property
+    def num_unsettled(self) -> int:
+        return sum(m.state in ("queued", "running") for m in self.members)
+
+    @property
+    def num_finished(self) -> int:
+        return sum(m.state == "finished" for m in self.members)
+
+    @property
+    def oldest_version(self) -> int | None:
+        return min((m.version for m in self.members if m.state in _LIVE), default=None)
+
+
+_LIVE = ("running", "finished")
+
+
+class Scheduler:
+    """The state of a schedule. O(groups_per_batch + max_staleness + group_size) an event."""
+
+    def __init__(self, policy: SchedulePolicy, tasks: Tasks) -> None:
+        self.policy = policy
+        self._tasks = tasks
+        self._version = 0
+        self._engine_version = 0
+        self._next_ordinal = 0
+        self._training = False
+        self._phase: Literal["new", "going", "stopping", "stopped"] = "new"
+        self._stop: StopRun | None = None
+        self._groups: dict[str, _Group] = {}
+        self._members: dict[str, _Member] = {}
+        self._retries: deque[_Member] = deque()
+        self._queue: deque[_Member] = deque()
+        self._num_running = 0
+        self._unconsumed = _Deadlines()
+        self._ready = _Deadlines()
+        self._attempts = _AttemptWindow(policy.failure_window)
+        self._counts = _Counts()
+        self._actions: list[Action] = []
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event and return what is to be done now, in order.
+
+        Late events (an older attempt, a ticket or group that is settled or unknown, anything after
+        ``StopRun``) are ignored.
+        """
+        if self._phase != "stopped":
+            handler = cast("Callable[[Scheduler, Event], None]", _HANDLERS[type(event)])
+            handler(self, event)
+            self._advance()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def snapshot(self) -> Snapshot:
+        """Return the counters and gauges."""
+        c = self._counts
+        return Snapshot(
+            policy_version=self._version,
+            engine_version=self._engine_version,
+            num_running=self._num_running,
+            num_queued=sum(m.state == "queued" for m in self._members.values()),
+            num_open_groups=len(self._unconsumed) - len(self._ready),
+            num_ready_groups=len(self._ready),
+            dispatched=c.dispatched,
+            finished=c.finished,
+            failed=dict(c.failed),
+            retried=c.retried,
+            lost=c.lost,
+            aborted=c.aborted,
+            trained=c.trained,
+            dropped=dict(c.dropped),
+            requeued=c.requeued,
+            batches=c.batches,
+        )
+
+    # Events
+
+    def _on_run_started(self, event: RunStarted) -> None:
+        assert self._phase == "new", "RunStarted comes once, first"
+        self._phase = "going"
+        self._version = self._engine_version = event.policy_version
+        self._next_ordinal = event.next_ordinal
+
+    def _on_episode_finished(self, event: EpisodeFinished) -> None:
+        member = self._running_member(event.ticket_id, event.attempt)
+        if member is None:
+            return
+        self._leave_running(member, "finished")
+        # No newer than what all engines hold: later members of the group may still begin with that.
+        member.version = min(event.oldest_version, self._engine_version)
+        self._counts.finished += 1
+        self._attempts.add(None)
+        self._settle(member.group)
+
+    def _on_episode_failed(self, event: EpisodeFailed) -> None:
+        member = self._running_member(event.ticket_id, event.attempt)
+        if member is None:
+            return
+        self._count_failure(event.failure)
+        ticket = member.ticket
+        if event.failure.retryable and ticket.attempt < self.policy.max_retries:
+            self._leave_running(member, "queued")
+            member.ticket = Ticket(
+                ticket.ticket_id, ticket.task, ticket.group_id, ticket.index, ticket.attempt + 1
+            )
+            self._retries.append(member)
+            self._counts.retried += 1
+        else:
+            self._lose(member, f"{event.failure.kind}: {event.failure.message}")
+
+    def _on_ticket_expired(self, event: TicketExpired) -> None:
+        member = self._members.get(event.ticket_id)
+        if member is None or member.state in ("finished", "lost"):
+            return
+        reason = "the deadline over all attempts passed"
+        if member.state == "running":
+            self._actions.append(AbortEpisode(event.ticket_id, reason))
+            self._count_failure(Failure(FailureKind.TIMEOUT, "ticket", reason, retryable=False))
+        self._lose(member, f"{FailureKind.TIMEOUT}: {reason}")
+
+    def _on_group_kept(self, event: GroupKept) -> None:
+        group = self._groups.get(event.group_id)
+        if group is not None and group.state == "judged":
+            group.state = "ready"
+            self._ready.add(group.deadline)
+
+    def _on_group_filtered(self, event: GroupFiltered) -> None:
+        group = self._groups.get(event.group_id)
+        if group is not None and group.state == "judged":
+            self._drop(group, "filtered")
+
+    def _on_weights_loaded(self, event: WeightsLoaded) -> None:
+        self._engine_version = max(self._engine_version, event.policy_version)
+
+    def _on_batch_trained(self, event: BatchTrained) -> None:
+        assert self._training, "BatchTrained without TrainBatch"
+        assert event.policy_version == self._version + 1, "one publication follows each batch"
+        self._training = False
+        self._version = event.policy_version
+        self._counts.batches += 1
+
+    def _on_stop_requested(self, event: StopRequested) -> None:
+        self._begin_stop(event.reason, "requested")
+
+    # Members and groups
+
+    def _running_member(self, ticket_id: str, attempt: int) -> _Member | None:
+        member = self._members.get(ticket_id)
+        if member is None or member.state != "running" or member.ticket.attempt != attempt:
+            return None
+        return member
+
+    def _leave_running(self, member: _Member, state: Literal["queued", "finished", "lost"]) -> None:
+        self._num_running -= member.state == "running"
+        member.state = state
+
+    def _lose(self, member: _Member, reason: str) -> None:
+        self._leave_running(member, "lost")
+        self._counts.lost += 1
+        self._actions.append(LoseTicket(member.ticket.ticket_id, reason))
+        self._settle(member.group)
+
+    def _settle(self, group: _Group) -> None:
+        self._update_deadline(group)
+        if group.num_unsettled:
+            return
+        if group.num_finished < self.policy.min_group_size:
+            self._drop(group, "too_small")
+            return
+        group.state = "judged"
+        lost = tuple(m.ticket.index for m in group.members if m.state == "lost")
+        self._actions.append(CompleteGroup(group.group_id, lost))
+
+    def _update_deadline(self, group: _Group) -> None:
+        oldest = group.oldest_version
+        deadline = group.deadline if oldest is None else oldest + self.policy.staleness_bound
+        if deadline != group.deadline:
+            self._unconsumed.move(group.deadline, deadline)
+            group.deadline = deadline
+
+    def _forget(self, group: _Group) -> None:
+        self._unconsumed.remove(group.deadline)
+        if group.state == "ready":
+            self._ready.remove(group.deadline)
+        del self._groups[group.group_id]
+        for member in group.members:
+            del self._members[member.ticket.ticket_id]
+
+    def _drop(self, group: _Group, reason: DropReason, *, requeue: bool = False) -> None:
+        for member in group.members:
+            if member.state == "running":
+                self._leave_running(member, "lost")
+                self._counts.aborted += 1
+                self._actions.append(AbortEpisode(member.ticket.ticket_id, reason))
+            elif member.state == "queued":
+                member.state = "lost"
+        self._forget(group)
+        self._counts.dropped[reason] += 1
+        if requeue:
+            self._tasks.requeue(group.task)
+            self._counts.requeued += 1
+        self._actions.append(DropGroup(group.group_id, reason, requeue))
+
+    def _count_failure(self, failure: Failure) -> None:
+        self._counts.failed[failure.kind] += 1
+        if failure.kind is FailureKind.CANCELLED:
+            return
+        self._attempts.add(failure)
+        if self._attempts.full and self._attempts.rate > self.policy.max_failure_rate:
+            self._begin_stop(self._attempts.reason(self.policy.max_failure_rate), "failures")
+
+    # What an event may unblock
+
+    def _advance(self) -> None:
+        if self._phase == "new":
+            return
+        done = self.policy.num_batches
+        if done is not None and self._version >= done and self._phase == "going":
+            self._begin_stop("done", "done")
+        if self._phase == "stopping":
+            self._finish_stop()
+            return
+        self._drop_infeasible()
+        self._take_batch()
+        self._drop_infeasible()
+        self._dispatch()
+
+    @property
+    def _next_batch(self) -> int:
+        """Trainer version at which the next batch will be consumed."""
+        return self._version + self._training
+
+    def _take_batch(self) -> None:
+        size = self.policy.groups_per_batch
+        if self._training or len(self._ready) < size:
+            return
+        rest = self._unconsumed.without(self._ready.earliest(size))
+        if not self.policy.drops_stale and _first_excess(rest, size, self._next_batch + 1):
+            return
+        batch = heapq.nsmallest(size, self._groups_in("ready"), key=_by_deadline)
+        for group in batch:
+            self._counts.trained += group.num_finished
+            self._forget(group)
+        self._training = True
+        ids = tuple(g.group_id for g in sorted(batch, key=_by_ordinal))
+        self._actions.append(TrainBatch(ids, self._version))
+
+    def _drop_infeasible(self) -> None:
+        """Drop what no schedule can train in time.
+
+        After a batch was taken with ``on_stale="drop"`` these are the stragglers it did not wait
+        for. Otherwise there are none, unless an episode reports tokens older than its start.
+        """
+        size = self.policy.groups_per_batch
+        while excess := _first_excess(self._unconsumed.counts, size, self._next_batch):
+            deadline, num_excess = excess
+            late = [g for g in self._groups.values() if g.deadline <= deadline]
+            # The least is lost with groups that are not complete, the youngest of them first.
+            late.sort(key=lambda g: (g.state != "running", -g.ordinal))
+            for group in late[:num_excess]:
+                self._drop(group, "too_stale", requeue=True)
+
+    def _dispatch(self) -> None:
+        while self._num_running < self.policy.max_concurrent:
+            member = self._next_queued()
+            if member is None:
+                if not self._may_admit():
+                    return
+                self._admit()
+            else:
+                self._start(member)
+
+    def _next_queued(self) -> _Member | None:
+        for queue in (self._retries, self._queue):
+            while queue:
+                member = queue.popleft()
+                if member.state == "queued":
+                    return member
+        return None
+
+    def _start(self, member: _Member) -> None:
+        member.state = "running"
+        member.version = self._engine_version
+        self._num_running += 1
+        self._counts.dispatched += 1
+        self._update_deadline(member.group)
+        self._actions.append(StartEpisode(member.ticket, member.version))
+
+    def _may_admit(self) -> bool:
+        """True while one more group, begun now, can be trained in time and within the run."""
+        last = self._engine_version + self.policy.staleness_bound
+        if self.policy.num_batches is not None:
+            last = min(last, self.policy.num_batches - 1)
+        room = self.policy.groups_per_batch * (last - self._next_batch + 1)
+        return len(self._unconsumed) < room
+
+    def _admit(self) -> None:
+        group_id = f"g{self._next_ordinal:07d}"
+        deadline = self._engine_version + self.policy.staleness_bound
+        group = _Group(group_id, self._next_ordinal, self._tasks.next(), deadline)
+        self._next_ordinal += 1
+        for i in range(self.policy.group_size):
+            member = _Member(Ticket(f"{group_id}.{i}", group.task, group_id, i), group)
+            group.members.append(member)
+            self._members[member.ticket.ticket_id] = member
+            self._queue.append(member)
+        self._groups[group_id] = group
+        self._unconsumed.add(deadline)
+
+    def _groups_in(self, state: str) -> Iterable[_Group]:
+        return (g for g in self._groups.values() if g.state == state)
+
+    # The end
+
+    def _begin_stop(self, reason: str, kind: StopKind) -> None:
+        if self._phase in ("new", "going"):
+            self._phase = "stopping"
+            self._stop = StopRun(reason, kind)
+
+    def _finish_stop(self) -> None:
+        for group in list(self._groups.values()):
+            self._drop(group, "stopped")
+        if not self._training:
+            assert self._stop is not None
+            self._phase = "stopped"
+            self._actions.append(self._stop)
+
+
+_HANDLERS: Mapping[type, object] = {
+    RunStarted: Scheduler._on_run_started,
+    EpisodeFinished: Scheduler._on_episode_finished,
+    EpisodeFailed: Scheduler._on_episode_failed,
+    TicketExpired: Scheduler._on_ticket_expired,
+    GroupKept: Scheduler._on_group_kept,
+    GroupFiltered: Scheduler._on_group_filtered,
+    WeightsLoaded: Scheduler._on_weights_loaded,
+    BatchTrained: Scheduler._on_batch_trained,
+    StopRequested: Scheduler._on_stop_requested,
+}
+
+
+def _by_deadline(group: _Group) -> tuple[int, int]:
+    return group.deadline, group.ordinal
+
+
+def _by_ordinal(group: _Group) -> int:
+    return group.ordinal
+
+
+def _first_excess(counts: Mapping[int, int], size: int, batch: int) -> tuple[int, int] | None:
+    """Return the first deadline that cannot be met from ``batch`` on, and by how many groups."""
+    total = 0
+    for deadline in sorted(counts):
+        total += counts[deadline]
+        excess = total - size * max(0, deadline - batch + 1)
+        if excess > 0:
+            return deadline, excess
+    return None
+
+
+class _Deadlines:
+    """How many groups have which deadline; at most ``max_staleness + 2`` different ones."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    def add(self, deadline: int) -> None:
+        self.counts[deadline] += 1
+        self._total += 1
+
+    def remove(self, deadline: int) -> None:
+        self._total -= 1
+        self.counts[deadline] -= 1
+        if not self.counts[deadline]:
+            del self.counts[deadline]
+
+    def move(self, old: int, new: int) -> None:
+        self.remove(old)
+        self.add(new)
+
+    def earliest(self, n: int) -> Counter[int]:
+        """Return the counts of the ``n`` groups with the earliest deadlines."""
+        taken: Counter[int] = Counter()
+        for deadline in sorted(self.counts):
+            taken[deadline] = min(n, self.counts[deadline])
+            n -= taken[deadline]
+        return taken
+
+    def without(self, taken: Counter[int]) -> Counter[int]:
+        """Return the counts less ``taken``."""
+        return self.counts - taken
+
+
+class _AttemptWindow:
+    """The last ``size`` attempts: how many failed, and how."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._attempts: deque[tuple[FailureKind, str] | None] = deque()
+        self._num_failed = 0
+
+    def add(self, failure: Failure | None) -> None:
+        """Add an attempt; None when it finished."""
+        self._attempts.append((failure.kind, first_line(failure.message)) if failure else None)
+        self._num_failed += failure is not None
+        if len(self._attempts) > self._size:
+            self._num_failed -= self._attempts.popleft() is not None
+
+    @property
+    def full(self) -> bool:
+        return len(self._attempts) == self._size
+
+    @property
+    def rate(self) -> float:
+        return self._num_failed / len(self._attempts)
+
+    def reason(self, limit: float) -> str:
+        """Say the rate and the most common failure."""
+        failures = Counter(a for a in self._attempts if a is not None)
+        (kind, message), n = failures.most_common(1)[0]
+        return (
+            f"{self.rate:.0%} of the last {self._size} attempts failed (limit {limit:.0%}); "
+            f"most often, {n} times, {kind}: {message}"
+        )
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Counters of the whole run; see :class:`Snapshot`."""
+
+    dispatched: int = 0
+    finished: int = 0
+    failed: Counter[FailureKind] = field(default_factory=Counter)
+    retried: int = 0
+    lost: int = 0
+    aborted: int = 0
+    trained: int = 0
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    requeued: int = 0
+    batches: int = 0

@@ -1,0 +1,133 @@
+"""Where tasks come from: an endless, seeded, shuffled order, and fixed held-out lists.
+
+Takes: an env id, a split, how many tasks it has, a seed. Gives: :class:`Task` records. Never: opens
+an environment. The same arguments give the same order on every machine and Python version.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count, islice
+
+import numpy as np
+
+from rollart_core.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSourceState:
+    """Where a task source stands; plain numbers, so that JSON holds it."""
+
+    position: int
+    """Tasks given out so far, requeued ones not counted again."""
+    requeued: tuple[int, ...] = ()
+    """Indices that come first, in this order."""
+
+
+class TaskSource:
+    """Endless tasks of one split: each epoch is a new permutation of all its indices."""
+
+    def __init__(self, env_id: str, split: str, num_tasks: int | None, seed: int) -> None:
+        """Start at the first task.
+
+        Args:
+            env_id: The environment.
+            split: The split.
+            num_tasks: How many tasks the split has; None: without end, in the order 0, 1, 2, ...
+            seed: The seed of the run.
+
+        Raises:
+            ValueError: When the split is empty.
+        """
+        _check_not_empty(env_id, split, num_tasks)
+        self._env_id = env_id
+        self._split = split
+        self._num_tasks = num_tasks
+        self._seed = seed
+        self._position = 0
+        self._requeued: deque[int] = deque()
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def next(self) -> Task:
+        """Return the next task; requeued ones come first."""
+        if self._requeued:
+            return self._task(self._requeued.popleft())
+        index = self._index_at(self._position)
+        self._position += 1
+        return self._task(index)
+
+    def requeue(self, task: Task) -> None:
+        """Put a task back, to come before all new ones."""
+        self._requeued.append(task.index)
+
+    def state(self) -> TaskSourceState:
+        """Return where it stands."""
+        return TaskSourceState(self._position, tuple(self._requeued))
+
+    def restore(self, state: TaskSourceState) -> None:
+        """Go on from ``state``."""
+        self._position = state.position
+        self._requeued = deque(state.requeued)
+
+    def _index_at(self, position: int) -> int:
+        if self._num_tasks is None:
+            return position
+        epoch, offset = divmod(position, self._num_tasks)
+        if epoch != self._epoch:
+            self._order = _permutation(self._num_tasks, self._seed, self._split, epoch)
+            self._epoch = epoch
+        return self._order[offset]
+
+    def _task(self, index: int) -> Task:
+        return Task(self._env_id, self._split, index, task_seed(self._seed, index))
+
+
+def held_out_tasks(
+    env_id: str, split: str, n: int, seed: int, *, num_tasks: int | None = None
+) -> list[Task]:
+    """Return ``n`` tasks for evaluation: always the same, none twice until the split is used up.
+
+    Args:
+        env_id: The environment.
+        split: The split.
+        n: How many.
+        seed: The seed of the run.
+        num_tasks: How many tasks the split has; None: without end.
+
+    Raises:
+        ValueError: When the split is empty.
+    """
+    _check_not_empty(env_id, split, num_tasks)
+    indices = count() if num_tasks is None else _cycle(num_tasks, seed, split)
+    return [Task(env_id, split, i, task_seed(seed, i)) for i in islice(indices, n)]
+
+
+def task_seed(seed: int, index: int) -> int:
+    """Return the 31-bit seed of a task, a function of the run's seed and the task's index."""
+    return _digest(f"task/{seed}/{index}") & 0x7FFF_FFFF
+
+
+def _cycle(num_tasks: int, seed: int, split: str) -> Iterator[int]:
+    epoch = 0
+    while True:
+        yield from _permutation(num_tasks, seed, split, epoch)
+        epoch += 1
+
+
+def _permutation(n: int, seed: int, split: str, epoch: int) -> list[int]:
+    # Sorting by keys from PCG64's raw words does not hang on how any shuffle is implemented.
+    words = np.random.PCG64(_digest(f"order/{seed}/{split}/{epoch}")).random_raw(n)
+    return [int(i) for i in np.argsort(words, kind="stable")]
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _check_not_empty(env_id: str, split: str, num_tasks: int | None) -> None:
+    if num_tasks is not None and num_tasks < 1:
+        raise ValueError(f"split {split!r} of {env_id} has {num_tasks} tasks; it needs at least 1")
