@@ -1,7 +1,7 @@
 """The run config: what a YAML file and ``key=value`` overrides become.
 
 Takes: plain mappings. Gives: a frozen :class:`RunConfig`. Never: imports torch, or a plugin's code
-(the options of a plugin are checked by :mod:`rollart_core.resolve`, against the plugin's own model).
+(:mod:`rollart_core.resolve` checks the options of a plugin, against the plugin's own model).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class InlineRuntime(Section):
 class ModelPath(Section):
     """A model that exists: a local folder or a hub id."""
 
-    case: ClassVar[str] = "model.path"
+    case: ClassVar[str] = "a model that exists (no model.kind)"
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -161,7 +161,7 @@ class Trainer(Section):
 
 
 class Deadlines(Section):
-    """Seconds; each must be shorter than the next one out: step < episode < ticket < sandbox TTL."""
+    """Seconds; each shorter than the next one out: step < episode < ticket < sandbox TTL."""
 
     reset_s: Seconds | None = None
     """None: what the environment's spec says."""
@@ -223,8 +223,8 @@ class _RunBase(Section):
     deterministic: bool = False
     runs_dir: str = "runs"
     runtime: InlineRuntime = InlineRuntime()
-    model: Model
-    env: PluginRef
+    model: Model = Field(description="a model's folder, a hub id, or {kind: new}")
+    env: PluginRef = Field(description="an environment's id; `rollart list environments`")
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
     algorithm: PluginRef = PluginRef(id="grpo")
@@ -239,7 +239,7 @@ class _RunBase(Section):
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
-    stop: Stop
+    stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
     @field_validator("runtime", mode="before")
     @classmethod

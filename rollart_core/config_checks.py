@@ -1,0 +1,104 @@
+"""What must hold between the keys of a run config, beyond what each key allows by itself.
+
+Takes: a RunConfig, and the environment's timeouts where they are known. Gives: problems.
+Never: imports a plugin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rollart_core.config import Deadlines, ModelPath, RunConfig, SyncRun
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.problems import Problem
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+
+_NESTS = (
+    ("step_s", "episode_s"),
+    ("reset_s", "episode_s"),
+    ("generate_s", "episode_s"),
+    ("reward_s", "ticket_s"),
+    ("episode_s", "ticket_s"),
+    ("ticket_s", "sandbox_ttl_s"),
+)
+"""Each pair: the first must be shorter than the second."""
+
+
+def consistency_problems(config: RunConfig) -> list[Problem]:
+    """Return what contradicts what, and what has no effect, in the config by itself."""
+    ttl_counts = "sandbox_ttl_s" in config.deadlines.model_fields_set
+    problems = deadline_problems(config.deadlines, {}, sandboxed=ttl_counts)
+    problems += _group_problems(config)
+    problems += _model_problems(config)
+    return problems + without_effect(config)
+
+
+def deadline_problems(
+    deadlines: Deadlines, defaults: Mapping[str, float], *, sandboxed: bool
+) -> list[Problem]:
+    """Return where deadlines do not nest.
+
+    Args:
+        deadlines: As configured.
+        defaults: The environment's own seconds, for those that are None.
+        sandboxed: Whether the time a sandbox lives counts.
+    """
+    problems = []
+    for inner, outer in _NESTS if sandboxed else _NESTS[:-1]:
+        given, limit = getattr(deadlines, inner), getattr(deadlines, outer)
+        seconds = defaults.get(inner) if given is None else given
+        if seconds is not None and seconds >= limit:
+            whose = "" if given is not None else ", from the environment's spec"
+            message = f"{seconds:g} s{whose}: must be shorter than deadlines.{outer} ({limit:g} s)"
+            problems.append(Problem(("deadlines", inner), message))
+    return problems
+
+
+def without_effect(config: RunConfig, env: EnvSpec | None = None) -> list[Problem]:
+    """Return the keys that are set but do nothing in this run, each with the reason.
+
+    Args:
+        config: The config.
+        env: The environment's spec, where it is known.
+    """
+    found = []
+    if isinstance(config, SyncRun) and "kv_on_swap" in config.rollout.model_fields_set:
+        why = "with mode: sync, where weights are never swapped under an episode"
+        found.append((("rollout", "kv_on_swap"), why))
+    if env and env.sandbox is None and "sandbox_ttl_s" in config.deadlines.model_fields_set:
+        found.append((("deadlines", "sandbox_ttl_s"), f"with {env.id}, which needs no sandbox"))
+    return [Problem(path, f"has no effect {why}; remove it") for path, why in found]
+
+
+def _group_problems(config: RunConfig) -> list[Problem]:
+    least, size = config.rollout.min_group_size, config.rollout.group_size
+    if least <= size:
+        return []
+    message = f"{least} members can never be left of rollout.group_size ({size}): lower it"
+    return [Problem(("rollout", "min_group_size"), message)]
+
+
+def _model_problems(config: RunConfig) -> list[Problem]:
+    if not isinstance(config.model, ModelPath):
+        return []
+    reason = model_path_fault(config.model.path)
+    return [Problem(("model", "path"), reason)] if reason else []
+
+
+def model_path_fault(path: str) -> str | None:
+    """Say why ``path`` is neither a model folder nor a possible hub id; None when it may be one."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return None
+        return (
+            f"{path} is no model: the folder holds no config.json (`rollart model new` makes one)"
+        )
+    if folder.exists():
+        return f"{path} is a file: a model is a folder with a config.json, or a hub id"
+    if _HUB_ID.match(path):
+        return None
+    return f"there is no folder {path}, and it is not a hub id such as Qwen/Qwen3-0.6B"

@@ -1,0 +1,205 @@
+"""From a YAML file and ``key=value`` overrides to a checked :class:`RunConfig`, and back.
+
+Takes: a path, overrides. Gives: a RunConfig that holds together by itself, or one ConfigError with
+a line for every problem. Never: imports torch or a plugin's code (:mod:`rollart_core.resolve` does
+the latter).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from rollart_core.config import AsyncRun, RunConfig, SyncRun
+from rollart_core.config_checks import consistency_problems
+from rollart_core.errors import ConfigError, first_line
+from rollart_core.problems import Problem, of_validation
+
+RECORD_KEY = "resolved_with"
+"""What a run's own ``config.yaml`` adds: versions of the plugins. A record, not a setting."""
+
+_MODES: dict[str, type[SyncRun] | type[AsyncRun]] = {"sync": SyncRun, "async": AsyncRun}
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(object)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run config.
+
+    Args:
+        path: A YAML file.
+        overrides: ``key=value`` each, dotted keys, values in YAML; applied in order.
+
+    Raises:
+        ConfigError: With one line a problem: ``file: key: what is wrong and how to mend it``.
+    """
+    source = Path(path)
+    mapping = read_yaml(source)
+    mapping.pop(RECORD_KEY, None)
+    overridden = [_apply(mapping, override) for override in overrides]
+    config, problems = validate(mapping)
+    if config is None or problems:
+        lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in problems]
+        raise ConfigError("\n".join(lines))
+    return config
+
+
+def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
+    """Return the config a mapping stands for, and all that is wrong with it.
+
+    The config is None when the mapping does not fit the schema at all.
+    """
+    mode = mapping.get("mode", "async")
+    if not isinstance(mode, str) or mode not in _MODES:
+        return None, [Problem(("mode",), f"must be sync or async, got {mode!r}")]
+    model = _MODES[mode]
+    others = tuple(m for m in _MODES.values() if m is not model)
+    try:
+        config = model.model_validate(dict(mapping))
+    except ValidationError as e:
+        return None, of_validation(e, model, others)
+    return config, consistency_problems(config)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Raises:
+        ConfigError: When there is no such file, or it is not YAML, or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as e:
+        raise ConfigError(f"{path}: there is no such file") from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: cannot be read: {first_line(str(e))}") from e
+    try:
+        loaded = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path}{_position(e)}: not YAML: {_yaml_reason(e)}") from e
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: must be a mapping of keys to values")
+    return loaded
+
+
+def dump_yaml(mapping: Mapping[str, Any]) -> str:
+    """Return YAML that :func:`read_yaml` reads back as the same mapping."""
+    return yaml.dump(
+        _ANYTHING.dump_python(dict(mapping), mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+    )
+
+
+def _apply(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Set one ``key=value`` in ``mapping``; return its path."""
+    key, separator, text = override.partition("=")
+    path = tuple(key.split("."))
+    if not separator or not all(path):
+        raise ConfigError(f"override {override!r}: must be key=value, such as trainer.lr=3e-4")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"override {override!r}: not YAML: {_yaml_reason(e)}") from e
+    holder: Any = mapping
+    for part, after in pairwise(path):
+        holder = _descend(holder, part, override, after)
+    _set(holder, path[-1], value, override)
+    return path
+
+
+def _descend(holder: Any, part: str, override: str, after: str) -> Any:
+    if isinstance(holder, list):
+        return holder[_index(holder, part, override)]
+    inner = holder.get(part)
+    if inner is None:
+        inner = {}
+    elif isinstance(inner, str):
+        # `env: webshop` is short for `env: {id: webshop}`, and a runtime is chosen by its kind.
+        inner = {"kind" if part == "runtime" else "path" if part == "model" else "id": inner}
+    elif not isinstance(inner, dict | list):
+        raise ConfigError(f"override {override!r}: {part} is {inner!r}, it has no key {after!r}")
+    holder[part] = inner
+    return inner
+
+
+def _set(holder: Any, part: str, value: object, override: str) -> None:
+    if isinstance(holder, list):
+        holder[_index(holder, part, override)] = value
+    else:
+        holder[part] = value
+
+
+def _index(holder: list[Any], part: str, override: str) -> int:
+    if not part.isdecimal() or int(part) >= len(holder):
+        raise ConfigError(f"override {override!r}: {part!r} must be 0 to {len(holder) - 1}")
+    return int(part)
+
+
+def _origin(problem: Problem, source: Path, overridden: Sequence[tuple[str, ...]]) -> str:
+    """Name where the mistaken key stands: the command line or the file."""
+    path = tuple(map(str, problem.path))
+    given = any(path[: len(key)] == key for key in overridden)
+    return "command line" if given else str(source)
+
+
+def _position(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or first_line(str(error)))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's scalars: ``off`` is a string, ``3e-4`` a number; no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for (key_node, _), key in zip(node.value, keys, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """The writer that matches :class:`_Loader`."""
+
+
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)|[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$")
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Return YAML 1.2's implicit types by first character: null and merge as PyYAML has them."""
+    ours = {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"}
+    dropped = {*ours, "tag:yaml.org,2002:timestamp"}
+    table = {
+        first: [(tag, pattern) for tag, pattern in entries if tag not in dropped]
+        for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for tag, pattern, firsts in (
+        ("tag:yaml.org,2002:bool", _BOOL, "tTfF"),
+        ("tag:yaml.org,2002:float", _FLOAT, "-+0123456789."),
+        ("tag:yaml.org,2002:int", _INT, "-+0123456789"),
+    ):
+        for first in firsts:
+            table.setdefault(first, []).append((tag, pattern))
+    return table
+
+
+_Loader.yaml_implicit_resolvers = _resolvers()
+_Dumper.yaml_implicit_resolvers = _resolvers()

@@ -1,0 +1,370 @@
+"""Plugins: found by entry points, checked one by one, attributed to their distributions.
+
+Takes: the entry points of group ``rollart``, the modules named in ``ROLLART_PLUGINS`` (comma
+separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec and
+which plugin is broken and why. Never: imports the class that a spec names, or lets one plugin
+spoil another: whoever breaks a rule is *broken* and says so, and everyone else works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final, cast
+
+import pluggy
+
+from rollart_core import hookspecs
+from rollart_core.contracts.adapter import EnvAdapterSpec
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.hardware import HardwareMapperSpec
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
+from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.spec import CONTRACT_VERSION, ID_PATTERN, CommandSpec, PluginSpec
+from rollart_core.contracts.tracker import TrackerSpec
+from rollart_core.contracts.weights import WeightChannelSpec
+from rollart_core.errors import did_you_mean, first_line
+
+GROUP: Final = "rollart"
+CORE: Final = "rollart"
+"""Our own distribution: its names are taken, so whoever collides with it is the broken one."""
+
+AnySpec = PluginSpec | CommandSpec
+
+KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
+    {
+        "environments": EnvSpec,
+        "rewards": RewardSpec,
+        "algorithms": AlgorithmSpec,
+        "hardware_mappers": HardwareMapperSpec,
+        "inference_engines": InferenceEngineSpec,
+        "sandboxes": SandboxSpec,
+        "reward_backends": RewardBackendSpec,
+        "weight_channels": WeightChannelSpec,
+        "trackers": TrackerSpec,
+        "env_adapters": EnvAdapterSpec,
+        "commands": CommandSpec,
+    }
+)
+"""Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
+
+RESERVED_COMMANDS: Final = frozenset(
+    """run eval list info play new-env check registry plan simulate audit view serve-reward swe
+    build sandbox model plot export scale bench""".split()  # noqa: SIM905 - one word a command
+)
+"""Command names that belong to RollArt itself, now or later."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One plugin: where it comes from, and whether it works."""
+
+    name: str
+    """The entry point's name."""
+    module: str
+    distribution: str
+    version: str
+    broken: str | None = None
+    """Why it cannot be used; None when it can."""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One spec and the plugin that brought it."""
+
+    kind: str
+    spec: AnySpec
+    plugin: Plugin
+
+    @property
+    def key(self) -> str:
+        """The id of the spec, or the name of the command."""
+        return _key(self.spec)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A plugin while it is being checked."""
+
+    plugin: Plugin
+    target: object = None
+    specs: list[tuple[str, AnySpec]] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        """Mark it broken; the first reason stays."""
+        if self.plugin.broken is None:
+            self.plugin = replace(self.plugin, broken=reason)
+
+
+class Plugins:
+    """All plugins of this process, working and broken."""
+
+    def __init__(self, candidates: Iterable[_Candidate]) -> None:
+        all_candidates = sorted(candidates, key=lambda c: (c.plugin.distribution, c.plugin.name))
+        self.plugins: tuple[Plugin, ...] = tuple(c.plugin for c in all_candidates)
+        self._by_kind: dict[str, dict[str, Registered]] = {kind: {} for kind in KINDS}
+        self._broken: list[Registered] = []
+        self._off: set[tuple[str, str]] = set()
+        self._manager = _new_manager()
+        for candidate in all_candidates:
+            self._add(candidate)
+
+    def _add(self, candidate: _Candidate) -> None:
+        for kind, spec in candidate.specs:
+            registered = Registered(kind, spec, candidate.plugin)
+            if candidate.plugin.broken is None:
+                self._by_kind[kind][registered.key] = registered
+            else:
+                self._broken.append(registered)
+        if candidate.plugin.broken is None:
+            self._manager.register(candidate.target, candidate.plugin.name)
+
+    def registered(self, kind: str) -> Mapping[str, Registered]:
+        """Return what working plugins registered: id (or command name) -> spec and plugin."""
+        return MappingProxyType(self._by_kind[kind])
+
+    @property
+    def broken(self) -> tuple[Plugin, ...]:
+        """The plugins that cannot be used, each with its reason."""
+        return tuple(p for p in self.plugins if p.broken is not None)
+
+    @property
+    def broken_specs(self) -> tuple[Registered, ...]:
+        """What broken plugins would have registered, as far as they got."""
+        return tuple(self._broken)
+
+    def observe(self, hook: str, /, **event: object) -> None:
+        """Call an observing hook; an observer that raises is logged once and switched off.
+
+        Args:
+            hook: Such as ``"rollart_run_started"``.
+            event: The hook's arguments, by name.
+        """
+        for impl in self._impls(hook):
+            self._call(impl, event)
+
+    def decide(self, hook: str, /, **event: object) -> object:
+        """Call a deciding hook and return the first answer that is not None, else None.
+
+        One that raises is logged once and switched off, as with :meth:`observe`.
+        """
+        for impl in self._impls(hook):
+            answer = self._call(impl, event)
+            if answer is not None:
+                return answer
+        return None
+
+    def _impls(self, hook: str) -> Iterator[pluggy.HookImpl]:
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for impl in reversed(caller.get_hookimpls()):
+            if (impl.plugin_name, hook) not in self._off:
+                yield impl
+
+    def _call(self, impl: pluggy.HookImpl, event: Mapping[str, object]) -> object:
+        try:
+            return impl.function(*(event[name] for name in impl.argnames))
+        except Exception as e:
+            hook = impl.function.__name__
+            self._off.add((impl.plugin_name, hook))
+            _log.warning(
+                "plugin %r raised in %s and is not called again in this run: %s: %s",
+                *(impl.plugin_name, hook, type(e).__name__, first_line(str(e))),
+                exc_info=_log.isEnabledFor(logging.DEBUG),
+            )
+            return None
+
+
+_current: Plugins | None = None
+
+
+def plugins() -> Plugins:
+    """Return this process's plugins, loaded at the first call."""
+    global _current
+    if _current is None:
+        _current = load()
+    return _current
+
+
+@contextmanager
+def using(extra: Mapping[str, object]) -> Iterator[Plugins]:
+    """Within the block, this process has the plugin objects of ``extra`` as well. For tests."""
+    global _current
+    before, _current = _current, load(extra)
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def load(
+    extra: Mapping[str, object] | None = None, *, found: Iterable[EntryPoint] | None = None
+) -> Plugins:
+    """Load and check every plugin, anew.
+
+    Args:
+        extra: Plugin name -> plugin object (a module, or anything with hook implementations).
+        found: The entry points; None finds those of the installed distributions.
+    """
+    candidates = [
+        _from_entry_point(e) for e in (entry_points(group=GROUP) if found is None else found)
+    ]
+    candidates += [
+        _from_environ(m) for m in os.environ.get("ROLLART_PLUGINS", "").split(",") if m.strip()
+    ]
+    for name, target in (extra or {}).items():
+        module = getattr(target, "__name__", type(target).__name__)
+        candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))
+    _refuse_shared(candidates, "the entry-point name", _names)
+    for candidate in candidates:
+        if candidate.plugin.broken is None:
+            _examine(candidate)
+    for kind in KINDS:
+        _refuse_shared(candidates, f"among {kind}, the id", partial(_keys, kind))
+        _refuse_shared(candidates, f"among {kind}, the alias", partial(_aliases, kind))
+    return Plugins(candidates)
+
+
+def _from_entry_point(found: EntryPoint) -> _Candidate:
+    dist = found.dist
+    name, version = (dist.name, dist.version) if dist else ("?", "?")
+    candidate = _Candidate(Plugin(found.name, found.value, name, version))
+    _import(candidate, found.value)
+    return candidate
+
+
+def _from_environ(module: str) -> _Candidate:
+    candidate = _Candidate(Plugin(module, module, "ROLLART_PLUGINS", "0"))
+    _import(candidate, module)
+    return candidate
+
+
+def _import(candidate: _Candidate, value: str) -> None:
+    module, _, attribute = value.partition(":")
+    try:
+        target: object = importlib.import_module(module)
+        for part in filter(None, attribute.split(".")):
+            target = getattr(target, part)
+        candidate.target = target
+    except Exception as e:
+        candidate.fail(f"cannot import {value}: {type(e).__name__}: {first_line(str(e))}")
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _examine(candidate: _Candidate) -> None:
+    """Check the hooks of one plugin on a manager of its own, then what its hooks return."""
+    manager = _new_manager()
+    try:
+        manager.register(candidate.target, candidate.plugin.name)
+    except pluggy.PluginValidationError as e:
+        candidate.fail(
+            f"a hook does not fit its specification: {first_line(str(e).splitlines()[-1])}"
+        )
+        return
+    known = [n for n in vars(hookspecs) if n.startswith("rollart_")]
+    for name in sorted(n for n in dir(candidate.target) if n.startswith("rollart_")):
+        member = getattr(candidate.target, name)
+        if callable(member) and not hasattr(member, "rollart_impl") and name in known:
+            candidate.fail(f"{name} lacks the @hookimpl mark")
+    for caller in manager.get_hookcallers(candidate.target) or ():
+        if not caller.has_spec():
+            candidate.fail(f"there is no hook {caller.name!r}.{did_you_mean(caller.name, known)}")
+    for kind in KINDS:
+        for impl in getattr(manager.hook, f"rollart_{kind}").get_hookimpls():
+            _collect(candidate, kind, impl)
+
+
+def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
+    hook = f"rollart_{kind}"
+    if impl.wrapper or impl.hookwrapper:
+        candidate.fail(f"{hook} cannot be wrapped: each plugin registers its own")
+        return
+    try:
+        specs = list(cast("Iterable[object]", impl.function()))
+    except Exception as e:
+        candidate.fail(f"{hook} raised {type(e).__name__}: {first_line(str(e))}")
+        return
+    for spec in specs:
+        wanted = KINDS[kind]
+        if not isinstance(spec, wanted):
+            candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
+            continue
+        candidate.specs.append((kind, spec))
+        reason = _spec_fault(spec)
+        if reason:
+            candidate.fail(reason)
+
+
+def _spec_fault(spec: AnySpec) -> str | None:
+    if ":" not in spec.entry_point:
+        return f"{_key(spec)}: entry_point {spec.entry_point!r} is not of the form 'module:Class'"
+    if isinstance(spec, CommandSpec):
+        taken = spec.name in RESERVED_COMMANDS
+        return f"command {spec.name!r} is one of RollArt's own" if taken else None
+    if spec.contract_version > CONTRACT_VERSION:
+        return (
+            f"{spec.id} speaks contract version {spec.contract_version}, this RollArt speaks "
+            f"{CONTRACT_VERSION}: upgrade rollart, or install an older version of the plugin"
+        )
+    if not ID_PATTERN.match(spec.id):
+        return f"id {spec.id!r} is not of the form 'namespace/Name-vN'"
+    return None
+
+
+def _key(spec: AnySpec) -> str:
+    return spec.name if isinstance(spec, CommandSpec) else spec.id
+
+
+def _names(candidate: _Candidate) -> list[str]:
+    return [candidate.plugin.name]
+
+
+def _keys(kind: str, candidate: _Candidate) -> list[str]:
+    return [_key(spec) for k, spec in candidate.specs if k == kind]
+
+
+def _aliases(kind: str, candidate: _Candidate) -> list[str]:
+    specs = [s for k, s in candidate.specs if k == kind and isinstance(s, PluginSpec)]
+    return [s.alias for s in specs if s.alias is not None]
+
+
+def _refuse_shared(
+    candidates: list[_Candidate], what: str, names_of: Callable[[_Candidate], list[str]]
+) -> None:
+    """Break the plugins that claim one name twice; RollArt's own plugins keep theirs.
+
+    Between two strangers nobody can say whose the name is, so both are broken: a run never gets
+    another plugin than the one it meant.
+    """
+    claims: dict[str, list[_Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.plugin.broken is None:
+            for name in names_of(candidate):
+                claims[name].append(candidate)
+    for name, claimants in claims.items():
+        if len(claimants) < 2:
+            continue
+        sides = " and ".join(str(c.plugin) for c in claimants)
+        owned = {c.plugin.distribution for c in claimants} != {CORE}
+        for claimant in claimants:
+            if not (owned and claimant.plugin.distribution == CORE):
+                claimant.fail(f"{what} {name!r} is claimed by {sides}: uninstall or rename one")

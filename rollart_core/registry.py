@@ -1,0 +1,230 @@
+"""From an id to a class: lazily, per kind, in whichever process asks.
+
+Takes: an id (``webshop/WebShop-v1``), an alias (``webshop``) or ``module:Class`` for code that no
+plugin registers. Gives: its spec, its class, its checked options, or a built object. Never: keeps
+a table of its own (each process reads its own entry points), or imports a class before it is asked.
+
+A plugin class takes the fields of its config model as keyword arguments: ``Env(**options)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.spec import PluginSpec
+from rollart_core.errors import (
+    ConfigError,
+    PluginError,
+    UnknownIdError,
+    UserError,
+    did_you_mean,
+    first_line,
+)
+from rollart_core.plugins import KINDS, Plugin, Registered, plugins
+from rollart_core.problems import Problem, of_validation
+
+if TYPE_CHECKING:
+    from rollart_core.contracts.env import TextEnv
+
+SINGULAR = {
+    "environments": "environment",
+    "rewards": "reward",
+    "algorithms": "algorithm",
+    "hardware_mappers": "hardware mapper",
+    "inference_engines": "inference engine",
+    "sandboxes": "sandbox",
+    "reward_backends": "reward backend",
+    "weight_channels": "weight channel",
+    "trackers": "tracker",
+    "env_adapters": "env adapter",
+    "commands": "command",
+}
+
+
+def find(kind: str, plugin_id: str) -> Registered:
+    """Return who registers ``plugin_id``, which may be an alias or ``module:Class``.
+
+    Raises:
+        UnknownIdError: When no plugin has it; names the nearest that exists.
+        PluginError: When the plugin that has it is broken; says why.
+    """
+    known = plugins().registered(kind)
+    if plugin_id in known:
+        return known[plugin_id]
+    for registered in known.values():
+        if getattr(registered.spec, "alias", None) == plugin_id:
+            return registered
+    if ":" in plugin_id:
+        return _unregistered(kind, plugin_id)
+    raise _not_found(kind, plugin_id)
+
+
+def spec(kind: str, plugin_id: str) -> PluginSpec:
+    """Return the spec of an id, alias or ``module:Class`` (a default one, for the last).
+
+    Raises:
+        UserError: As :func:`find`.
+    """
+    return cast("PluginSpec", find(kind, plugin_id).spec)
+
+
+def env_spec(plugin_id: str) -> EnvSpec:
+    """Return the spec of an environment; as :func:`spec`."""
+    return cast("EnvSpec", spec("environments", plugin_id))
+
+
+def resolve(kind: str, plugin_id: str) -> type[Any]:
+    """Import and return the class behind an id, alias or ``module:Class``.
+
+    Raises:
+        UserError: As :func:`find`; and PluginError when its class cannot be imported.
+    """
+    registered = find(kind, plugin_id)
+    return cast("type[Any]", load_object(registered.spec.entry_point, f"{registered.key}"))
+
+
+def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
+    """Return the pydantic model of a plugin's options; None when it declares none."""
+    path = spec(kind, plugin_id).config
+    if path is None:
+        return None
+    model = load_object(path, plugin_id)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise PluginError(f"{plugin_id}: its config {path!r} is not a pydantic model")
+    return model
+
+
+def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
+    """Return what is wrong with the options of a plugin; an empty list when nothing is."""
+    model = config_model(kind, plugin_id)
+    if model is None:
+        return _signature_problems(kind, plugin_id, options) if options else []
+    try:
+        model(**options)
+    except ValidationError as e:
+        return of_validation(e, model)
+    except Exception as e:  # a validator may raise more than pydantic turns into its own error
+        return [Problem((), f"{type(e).__name__}: {first_line(str(e))}")]
+    return []
+
+
+def checked_options(kind: str, plugin_id: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options, checked, converted and filled with defaults by the config model.
+
+    Raises:
+        ConfigError: Naming every option that is unknown or wrong.
+        UserError: As :func:`find`.
+    """
+    problems = option_problems(kind, plugin_id, options)
+    if problems:
+        lines = [f"{plugin_id}: {problem.within()}" for problem in problems]
+        raise ConfigError("\n".join(lines))
+    model = config_model(kind, plugin_id)
+    return dict(options) if model is None else model(**options).model_dump()
+
+
+def build(
+    kind: str, plugin_id: str, options: Mapping[str, object] | None = None, **context: object
+) -> Any:
+    """Build an object: its class called with its checked options and ``context``.
+
+    Args:
+        kind: Such as ``"trackers"``.
+        plugin_id: Id, alias or ``module:Class``.
+        options: The plugin's own options, as a config file gives them.
+        context: What the caller brings, such as a weight channel's ``location``; unchecked.
+
+    Raises:
+        UserError: As :func:`checked_options` and :func:`resolve`.
+    """
+    checked = checked_options(kind, plugin_id, options or {})
+    return resolve(kind, plugin_id)(**checked, **context)
+
+
+def make(env_id: str, /, **options: object) -> TextEnv:
+    """Make an environment by id, alias or ``module:Class``.
+
+    Args:
+        env_id: Such as ``"webshop/WebShop-v1"``.
+        options: The environment's own options.
+
+    Raises:
+        UserError: When there is no such environment, or an option is unknown or wrong.
+    """
+    return cast("TextEnv", build("environments", env_id, options))
+
+
+def load_object(path: str, who: str) -> object:
+    """Import ``module:attribute``.
+
+    Raises:
+        PluginError: Saying for whom it failed, and why.
+    """
+    module, _, attribute = path.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+    except Exception as e:
+        raise PluginError(_import_reason(module, who, e)) from e
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = did_you_mean(part, [n for n in dir(found) if not n.startswith("_")])
+            raise PluginError(f"{who}: module {module!r} has no {part!r}.{near}")
+        found = getattr(found, part)
+    return found
+
+
+def _import_reason(module: str, who: str, error: Exception) -> str:
+    reason = f"{who}: cannot import {module!r}: {type(error).__name__}: {first_line(str(error))}"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing in {"torch", "transformers", "tokenizers", "safetensors", "tensorboardX", "jinja2"}:
+        reason += " (pip install 'rollart[train]' brings it)"
+    return reason
+
+
+def _unregistered(kind: str, path: str) -> Registered:
+    module, _, attribute = path.partition(":")
+    if not module or not attribute:
+        raise UnknownIdError(f"{path!r} is neither an id nor 'module:Class'")
+    spec_class = KINDS[kind]
+    made = spec_class(id=path, entry_point=path)  # type: ignore[call-arg]
+    return Registered(kind, made, Plugin(path, module, "unregistered", "0"))
+
+
+def _not_found(kind: str, plugin_id: str) -> UserError:
+    for registered in plugins().broken_specs:
+        aliases = {registered.key, getattr(registered.spec, "alias", None)}
+        if registered.kind == kind and plugin_id in aliases:
+            plugin = registered.plugin
+            return PluginError(
+                f"{plugin_id!r} is of plugin {plugin}, which is broken: {plugin.broken}"
+            )
+    known = plugins().registered(kind)
+    names = [*known, *(a for r in known.values() if (a := getattr(r.spec, "alias", None)))]
+    message = f"no {SINGULAR[kind]} {plugin_id!r} is installed.{did_you_mean(plugin_id, names)}"
+    broken = plugins().broken
+    if broken:
+        message += (
+            f" ({len(broken)} broken: {', '.join(p.name for p in broken)}; see `rollart list`)"
+        )
+    return UnknownIdError(message + f" `rollart list {kind}` shows what there is.")
+
+
+def _signature_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
+    parameters = inspect.signature(resolve(kind, plugin_id)).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return []
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [
+        Problem(
+            (name,), f"unknown key.{did_you_mean(name, known)}" if known else "takes no options"
+        )
+        for name in options
+        if name not in known
+    ]
