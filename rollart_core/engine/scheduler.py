@@ -202,8 +202,7 @@ class Scheduler:
         if member is None:
             return
         self._leave_running(member, "finished")
-        # No newer than what all engines hold: later members of the group may still begin with that.
-        member.version = min(event.oldest_version, self._engine_version)
+        member.version = event.oldest_version
         self._counts.finished += 1
         self._attempts.add(None)
         self._settle(member.group)

@@ -154,6 +154,20 @@ def test_a_retry_raises_the_deadline_of_its_group() -> None:
     assert of(TrainBatch, finish(s, "g0000002", version=1)) == [TrainBatch(("g0000002",), 1)]
 
 
+def test_the_earliest_deadline_is_trained_first() -> None:
+    s = scheduler(groups_per_batch=1, max_staleness=2)
+    s.handle(RunStarted())
+    finish(s, "g0000000")
+    s.handle(BatchTrained(1))
+    s.handle(WeightsLoaded(1))
+    finish(s, "g0000003", version=1)  # taken, and while it trains:
+    s.handle(EpisodeFailed("g0000001.0", 0, BROKEN))  # its retry begins at version 1
+    s.handle(EpisodeFinished("g0000001.0", 1, 1))
+    s.handle(GroupKept("g0000001"))
+    finish(s, "g0000002")
+    assert of(TrainBatch, s.handle(BatchTrained(2))) == [TrainBatch(("g0000002",), 2)]
+
+
 def test_group_with_too_few_members_is_dropped_and_replaced() -> None:
     s = scheduler(group_size=3, min_group_size=2, max_staleness=0)
     s.handle(RunStarted())

@@ -1,0 +1,103 @@
+"""Finished trajectories, held by group until their group is trained or dropped.
+
+Takes: trajectories that did not fail. Gives: whole groups, in canonical order. Never: decides what
+is trained; the scheduler does, and the capacity follows from its admission bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollart_core.types import Group, Sample, Trajectory
+
+
+class Buffer:
+    """A bounded store of whole and growing groups."""
+
+    def __init__(self, group_size: int, capacity: int) -> None:
+        """Start empty.
+
+        Args:
+            group_size: Members a group is meant to have.
+            capacity: Most trajectories at once: ``(max_staleness + 1) * groups_per_batch *
+                group_size`` holds all that the scheduler admits.
+        """
+        self._group_size = group_size
+        self._capacity = capacity
+        self._growing: dict[str, dict[int, Trajectory]] = {}
+        self._complete: dict[str, Group] = {}
+        self._num_trajectories = 0
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many trajectories it holds."""
+        return self._num_trajectories
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the token rows and texts it holds."""
+        return self._num_bytes
+
+    @property
+    def num_complete(self) -> int:
+        """Groups that are whole."""
+        return len(self._complete)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Hold a trajectory until its group is taken or discarded."""
+        ticket = trajectory.ticket
+        assert trajectory.failure is None, f"{ticket.ticket_id}: a failed trajectory in the buffer"
+        assert ticket.group_id not in self._complete, f"{ticket.ticket_id}: its group is complete"
+        members = self._growing.setdefault(ticket.group_id, {})
+        assert ticket.index not in members, f"{ticket.ticket_id}: two trajectories of one ticket"
+        members[ticket.index] = trajectory
+        self._account(1, trajectory_bytes(trajectory))
+        assert self._num_trajectories <= self._capacity, f"above capacity {self._capacity}"
+
+    def complete(self, group_id: str) -> Group:
+        """Close a group and return it, members in the order of their index."""
+        members = self._growing.pop(group_id)
+        ordered = tuple(members[i] for i in sorted(members))
+        group = Group(group_id, ordered[0].ticket.task, ordered, self._group_size)
+        self._complete[group_id] = group
+        return group
+
+    def take(self, group_ids: Sequence[str]) -> list[Group]:
+        """Give complete groups away, ordered by group id whatever order they finished in."""
+        groups = [self._complete.pop(g) for g in sorted(group_ids)]
+        for group in groups:
+            self._release(group.trajectories)
+        return groups
+
+    def discard(self, group_id: str) -> None:
+        """Forget a group, complete or not; an unknown one is fine."""
+        if group := self._complete.pop(group_id, None):
+            self._release(group.trajectories)
+        if members := self._growing.pop(group_id, None):
+            self._release(tuple(members.values()))
+
+    def _release(self, trajectories: Sequence[Trajectory]) -> None:
+        self._account(-len(trajectories), -sum(map(trajectory_bytes, trajectories)))
+
+    def _account(self, num_trajectories: int, num_bytes: int) -> None:
+        self._num_trajectories += num_trajectories
+        self._num_bytes += num_bytes
+        assert self._num_trajectories >= 0
+        assert self._num_bytes >= 0
+
+
+def trajectory_bytes(trajectory: Trajectory) -> int:
+    """Return the bytes of a trajectory's token rows and texts."""
+    texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
+    return texts + sum(map(_sample_bytes, trajectory.samples))
+
+
+def _sample_bytes(sample: Sample) -> int:
+    rows = (
+        sample.token_ids,
+        sample.loss_mask,
+        sample.inference_logprobs,
+        sample.policy_versions,
+        sample.turn_ids,
+    )
+    return sum(row.nbytes for row in rows)

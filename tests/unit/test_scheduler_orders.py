@@ -1,0 +1,230 @@
+"""The schedule under random orders of events: the promises hold and it never gets stuck."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollart_core.engine.scheduler import (
+    AbortEpisode,
+    Action,
+    BatchTrained,
+    CompleteGroup,
+    DropGroup,
+    EpisodeFailed,
+    EpisodeFinished,
+    Event,
+    GroupFiltered,
+    GroupKept,
+    LoseTicket,
+    RunStarted,
+    SchedulePolicy,
+    Scheduler,
+    StartEpisode,
+    StopRequested,
+    StopRun,
+    TicketExpired,
+    TrainBatch,
+    WeightsLoaded,
+)
+from rollart_core.engine.tasks import TaskSource
+from rollart_core.types import Failure, FailureKind, Ticket
+
+
+class World:
+    """Engines, trainer and environments that answer in a random order, and a strict bookkeeper."""
+
+    def __init__(self, policy: SchedulePolicy, rng: random.Random, chaos: float) -> None:
+        self.policy = policy
+        self.rng = rng
+        self.chaos = chaos
+        self.scheduler = Scheduler(policy, TaskSource("fake/Env-v0", "train", 20, 0))
+        self.engine = self.trainer = 0
+        self.training = False
+        self.running: dict[str, tuple[Ticket, int]] = {}
+        self.to_judge: list[str] = []
+        self.oldest: dict[str, int] = {}
+        self.settled: dict[str, str] = {}
+        self.started: set[str] = set()
+        self.history: list[Event] = []
+        self.stopped: StopRun | None = None
+
+    def possible(self) -> list[Event]:
+        """One event of each kind that the world could bring now."""
+        events: list[Event] = []
+        if self.running:
+            events += [self.episode_end(*self.rng.choice(list(self.running.values())))] * 4
+        if self.to_judge:
+            group = self.rng.choice(self.to_judge)
+            drop = self.rng.random() < self.chaos / 2
+            events.append(GroupFiltered(group) if drop else GroupKept(group))
+        if self.training:
+            events.append(BatchTrained(self.trainer + 1))
+        if self.engine < self.trainer:
+            events.append(WeightsLoaded(self.rng.randint(self.engine + 1, self.trainer)))
+        return events
+
+    def episode_end(self, ticket: Ticket, start: int) -> Event:
+        chance = self.rng.random()
+        if chance < self.chaos * 0.1:
+            return TicketExpired(ticket.ticket_id)
+        if chance < self.chaos:
+            kind = self.rng.choice(list(FailureKind))
+            failure = Failure(kind, "env.step", "boom", retryable=self.rng.random() < 0.7)
+            return EpisodeFailed(ticket.ticket_id, ticket.attempt, failure)
+        # An engine may answer with weights that not all engines hold yet.
+        oldest = self.rng.randint(start, self.trainer)
+        return EpisodeFinished(ticket.ticket_id, ticket.attempt, oldest)
+
+    def step(self, event: Event) -> None:
+        if self.history and self.rng.random() < 0.1:
+            late = self.rng.choice(self.history)
+            if self.is_late(late):
+                assert self.scheduler.handle(late) == []
+        self.history.append(event)
+        self.note(event)
+        self.apply(self.scheduler.handle(event))
+        assert len(self.running) <= self.policy.max_concurrent
+
+    def is_late(self, event: Event) -> bool:
+        match event:
+            case EpisodeFinished(ticket_id, attempt) | EpisodeFailed(ticket_id, attempt):
+                running = self.running.get(ticket_id)
+                return running is None or running[0].attempt > attempt
+            case GroupKept(group) | GroupFiltered(group):
+                return group not in self.to_judge
+        return False
+
+    def note(self, event: Event) -> None:
+        match event:
+            case EpisodeFinished(ticket_id, _, oldest):
+                del self.running[ticket_id]
+                self.oldest[ticket_id] = oldest
+            case EpisodeFailed(ticket_id):
+                del self.running[ticket_id]
+            case GroupKept(group) | GroupFiltered(group):
+                self.to_judge.remove(group)
+            case BatchTrained(version):
+                self.training, self.trainer = False, version
+            case WeightsLoaded(version):
+                self.engine = version
+
+    def apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert self.stopped is None, f"{action} after {self.stopped}"
+            match action:
+                case StartEpisode(ticket, start):
+                    assert start == self.engine
+                    assert ticket.ticket_id not in self.running
+                    assert ticket.ticket_id not in self.settled
+                    assert (ticket.ticket_id in self.started) == (ticket.attempt > 0)
+                    assert ticket.attempt <= self.policy.max_retries
+                    self.started.add(ticket.ticket_id)
+                    self.running[ticket.ticket_id] = ticket, start
+                case AbortEpisode(ticket_id, _):
+                    del self.running[ticket_id]
+                case LoseTicket(ticket_id, _):
+                    self.settle(ticket_id, "lost")
+                case CompleteGroup(group, lost):
+                    members = self.members(group)
+                    assert len(members) == self.policy.group_size
+                    done = [t for t in members if t in self.oldest]
+                    assert len(done) == len(members) - len(lost) >= self.policy.min_group_size
+                    self.to_judge.append(group)
+                case DropGroup(group, reason):
+                    if group in self.to_judge:
+                        self.to_judge.remove(group)
+                    for ticket_id in self.members(group):
+                        assert ticket_id not in self.running
+                        if self.settled.get(ticket_id) != "lost":
+                            self.settle(ticket_id, reason)
+                case TrainBatch():
+                    self.train(action)
+                case StopRun():
+                    self.stopped = action
+
+    def train(self, batch: TrainBatch) -> None:
+        assert not self.training
+        assert batch.policy_version == self.trainer
+        assert len(set(batch.group_ids)) == self.policy.groups_per_batch
+        self.training = True
+        for group in batch.group_ids:
+            assert group not in self.to_judge
+            for ticket_id in self.members(group):
+                if self.settled.get(ticket_id) != "lost":
+                    staleness = self.trainer - self.oldest[ticket_id]
+                    assert 0 <= staleness <= self.policy.staleness_bound
+                    self.settle(ticket_id, "trained")
+
+    def settle(self, ticket_id: str, how: str) -> None:
+        assert ticket_id not in self.settled
+        self.settled[ticket_id] = how
+
+    def members(self, group: str) -> list[str]:
+        ids = [f"{group}.{i}" for i in range(self.policy.group_size)]
+        return [t for t in ids if t in self.started]
+
+    def run(self, stop_after: int | None) -> None:
+        self.apply(self.scheduler.handle(RunStarted()))
+        for i in range(20_000):
+            if self.stopped:
+                break
+            if i == stop_after:
+                self.step(StopRequested("enough"))
+                continue
+            events = self.possible()
+            assert events, f"stuck: {self.scheduler.snapshot()}"
+            self.step(self.rng.choice(events))
+        assert self.stopped, f"no end in sight: {self.scheduler.snapshot()}"
+        assert not self.running
+        assert set(self.settled) >= self.started
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        counts = self.scheduler.snapshot()
+        hows = list(self.settled.values())
+        assert counts.trained == hows.count("trained")
+        assert counts.lost == hows.count("lost")
+        assert counts.num_running == counts.num_open_groups == counts.num_ready_groups == 0
+        assert counts.batches == self.trainer
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> SchedulePolicy:
+    group_size = draw(st.integers(1, 4))
+    return SchedulePolicy(
+        groups_per_batch=draw(st.integers(1, 4)),
+        group_size=group_size,
+        min_group_size=draw(st.integers(1, group_size)),
+        max_concurrent=draw(st.integers(1, 24)),
+        max_staleness=draw(st.integers(0, 4)),
+        on_stale=draw(st.sampled_from(["wait", "drop"])),
+        mode=draw(st.sampled_from(["sync", "async", "async"])),
+        max_retries=draw(st.integers(0, 2)),
+        num_batches=draw(st.integers(1, 6)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(policies(), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]))
+def test_every_promise_holds_under_any_order(
+    policy: SchedulePolicy, seed: int, chaos: float
+) -> None:
+    world = World(policy, random.Random(seed), chaos)
+    world.run(stop_after=None)
+    assert world.stopped == StopRun("done", "done")
+    assert world.trainer == policy.num_batches
+    if chaos == 0 and not policy.drops_stale:
+        # Nothing is wasted where nothing fails and the trainer waits.
+        assert set(world.settled.values()) == {"trained"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(policies(), st.integers(0, 2**32), st.integers(0, 60))
+def test_a_stop_at_any_moment_settles_everything(
+    policy: SchedulePolicy, seed: int, stop_after: int
+) -> None:
+    world = World(policy, random.Random(seed), 0.2)
+    world.run(stop_after)
+    assert world.stopped is not None
+    assert world.stopped.kind in ("done", "requested")
