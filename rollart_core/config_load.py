@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rollart_core.config import AsyncRun, RunConfig, SyncRun
 from rollart_core.config_checks import consistency_problems
@@ -25,7 +25,7 @@ RECORD_KEY = "resolved_with"
 """What a run's own ``config.yaml`` adds: versions of the plugins. A record, not a setting."""
 
 _MODES: dict[str, type[SyncRun] | type[AsyncRun]] = {"sync": SyncRun, "async": AsyncRun}
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(object)
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(object, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -115,17 +115,17 @@ def _apply(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def _descend(holder: Any, part: str, override: str, after: str) -> Any:
-    if isinstance(holder, list):
-        return holder[_index(holder, part, override)]
-    inner = holder.get(part)
+    """Return the section at ``part``, made or spelled out where it is missing or short."""
+    key = _index(holder, part, override) if isinstance(holder, list) else part
+    inner = holder[key] if isinstance(holder, list) else holder.get(key)
     if inner is None:
         inner = {}
     elif isinstance(inner, str):
-        # `env: webshop` is short for `env: {id: webshop}`, and a runtime is chosen by its kind.
-        inner = {"kind" if part == "runtime" else "path" if part == "model" else "id": inner}
+        # `env: webshop` is short for `env: {id: webshop}`; a runtime has a kind, a model a path.
+        inner = {{"runtime": "kind", "model": "path"}.get(part, "id"): inner}
     elif not isinstance(inner, dict | list):
         raise ConfigError(f"override {override!r}: {part} is {inner!r}, it has no key {after!r}")
-    holder[part] = inner
+    holder[key] = inner
     return inner
 
 
@@ -162,12 +162,13 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's scalars: ``off`` is a string, ``3e-4`` a number; no key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for (key_node, _), key in zip(node.value, keys, strict=True):
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
+        seen = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                problem = f"key {key!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.append(key)
         return super().construct_mapping(node, deep)
 
 

@@ -156,7 +156,7 @@ class Plugins:
             event: The hook's arguments, by name.
         """
         for impl in self._impls(hook):
-            self._call(impl, event)
+            self._call(impl, hook, event)
 
     def decide(self, hook: str, /, **event: object) -> object:
         """Call a deciding hook and return the first answer that is not None, else None.
@@ -164,7 +164,7 @@ class Plugins:
         One that raises is logged once and switched off, as with :meth:`observe`.
         """
         for impl in self._impls(hook):
-            answer = self._call(impl, event)
+            answer = self._call(impl, hook, event)
             if answer is not None:
                 return answer
         return None
@@ -175,11 +175,10 @@ class Plugins:
             if (impl.plugin_name, hook) not in self._off:
                 yield impl
 
-    def _call(self, impl: pluggy.HookImpl, event: Mapping[str, object]) -> object:
+    def _call(self, impl: pluggy.HookImpl, hook: str, event: Mapping[str, object]) -> object:
         try:
             return impl.function(*(event[name] for name in impl.argnames))
         except Exception as e:
-            hook = impl.function.__name__
             self._off.add((impl.plugin_name, hook))
             _log.warning(
                 "plugin %r raised in %s and is not called again in this run: %s: %s",
@@ -220,12 +219,10 @@ def load(
         extra: Plugin name -> plugin object (a module, or anything with hook implementations).
         found: The entry points; None finds those of the installed distributions.
     """
-    candidates = [
-        _from_entry_point(e) for e in (entry_points(group=GROUP) if found is None else found)
-    ]
-    candidates += [
-        _from_environ(m) for m in os.environ.get("ROLLART_PLUGINS", "").split(",") if m.strip()
-    ]
+    found = entry_points(group=GROUP) if found is None else found
+    named = os.environ.get("ROLLART_PLUGINS", "").split(",")
+    candidates = [_from_entry_point(entry) for entry in found]
+    candidates += [_from_environ(module.strip()) for module in named if module.strip()]
     for name, target in (extra or {}).items():
         module = getattr(target, "__name__", type(target).__name__)
         candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))

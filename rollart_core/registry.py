@@ -10,7 +10,6 @@ A plugin class takes the fields of its config model as keyword arguments: ``Env(
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +45,9 @@ SINGULAR = {
     "env_adapters": "env adapter",
     "commands": "command",
 }
+
+_BUILT_FROM_OPTIONS = frozenset({"environments", "rewards"})
+"""Kinds whose classes get nothing but their options, so that a missing one can be told early."""
 
 
 def find(kind: str, plugin_id: str) -> Registered:
@@ -105,7 +107,8 @@ def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) ->
     """Return what is wrong with the options of a plugin; an empty list when nothing is."""
     model = config_model(kind, plugin_id)
     if model is None:
-        return _signature_problems(kind, plugin_id, options) if options else []
+        asked = options or ":" in plugin_id
+        return _signature_problems(kind, plugin_id, options) if asked else []
     try:
         model(**options)
     except ValidationError as e:
@@ -218,13 +221,13 @@ def _not_found(kind: str, plugin_id: str) -> UserError:
 
 def _signature_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
     parameters = inspect.signature(resolve(kind, plugin_id)).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return []
-    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [
-        Problem(
-            (name,), f"unknown key.{did_you_mean(name, known)}" if known else "takes no options"
-        )
-        for name in options
-        if name not in known
-    ]
+    fields = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [p.name for p in fields]
+    problems = []
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        unknown = [name for name in options if name not in known]
+        problems = [Problem((n,), f"unknown key.{did_you_mean(n, known)}") for n in unknown]
+    if kind in _BUILT_FROM_OPTIONS:
+        needed = [p.name for p in fields if p.default is p.empty and p.name not in options]
+        problems += [Problem((name,), "is missing") for name in needed]
+    return problems

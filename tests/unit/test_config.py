@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollart_core.config import AsyncRun, ModelPath, NewModel, RunConfig, SyncRun
+from rollart_core.config_load import dump_yaml, load_config, read_yaml
+from rollart_core.errors import ConfigError
+
+BASE = "env: webshop\nmodel: {kind: new}\nstop: {batches: 2}\n"
+Load = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load BASE with more YAML and overrides; the file is called x.yaml."""
+
+    def inner(more: str = "", *overrides: str, base: str = BASE) -> RunConfig:
+        path = tmp_path / "x.yaml"
+        path.write_text(base + more)
+        return load_config(path, overrides)
+
+    return inner
+
+
+def refused(load: Load, more: str = "", *overrides: str, base: str = BASE) -> list[str]:
+    """Return the lines of the ConfigError, without the folder of the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(more, *overrides, base=base)
+    return [
+        line.rpartition("/")[2] if "x.yaml" in line else line
+        for line in str(caught.value).splitlines()
+    ]
+
+
+def test_the_smallest_config_and_its_modes(load: Load) -> None:
+    config = load()
+    assert isinstance(config, AsyncRun)
+    assert isinstance(config.model, NewModel)
+    assert config.env.id == "webshop"
+    sync = load("mode: sync\n")
+    assert isinstance(sync, SyncRun)
+    assert sync.staleness_bound == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (
+            "rollout: {group_sise: 4}",
+            "x.yaml: rollout.group_sise: unknown key. Did you mean 'group_size'?",
+        ),
+        ("max_stalenes: 1", "x.yaml: max_stalenes: unknown key. Did you mean 'max_staleness'?"),
+        ("warm_start: {ler: 1}", "x.yaml: warm_start.ler: unknown key. Did you mean 'lr'?"),
+        ("runtime: inlin", "x.yaml: runtime.kind: must be 'inline', got 'inlin'"),
+        ("mode: synk", "x.yaml: mode: must be sync or async, got 'synk'"),
+        ("trainer: {grad_clip: -1}", "x.yaml: trainer.grad_clip: must be greater than 0, got -1"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_path(load: Load, more: str, line: str) -> None:
+    assert refused(load, more) == [line]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("mode: sync\nmax_staleness: 2", "max_staleness: has no effect with mode: sync"),
+        (
+            "mode: sync\nrollout: {kv_on_swap: keep}",
+            "rollout.kv_on_swap: has no effect with mode: sync",
+        ),
+    ],
+)
+def test_a_key_of_another_mode_has_no_effect(load: Load, more: str, said: str) -> None:
+    (line,) = refused(load, more)
+    assert said in line
+
+
+def test_a_key_of_another_kind_of_model_has_no_effect(load: Load) -> None:
+    base = "env: webshop\nstop: {batches: 2}\n"
+    (line,) = refused(load, "model: {kind: new, path: gpt2}", base=base)
+    assert "model.path: has no effect with model.kind: new" in line
+    (line,) = refused(load, "model: {path: gpt2, num_layers: 3}", base=base)
+    assert "model.num_layers: has no effect with a model that exists" in line
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "repetition_penalty"])
+def test_truncated_and_penalised_sampling_is_refused_with_a_reason(load: Load, key: str) -> None:
+    (line,) = refused(load, f"rollout: {{{key}: 1}}")
+    assert f"rollout.{key}: is refused: " in line
+    assert "the policy's" in line
+
+
+def test_every_problem_is_told_at_once_and_missing_keys_say_what_is_wanted(load: Load) -> None:
+    lines = refused(load, "env: webshop\nfoo: 1\ntrainer: {lr: 0}\n", base="")
+    assert len(lines) == 4
+    assert any("stop: is missing (when training ends" in line for line in lines)
+    assert any("model: is missing" in line for line in lines)
+
+
+def test_a_stop_without_an_end(load: Load) -> None:
+    (line,) = refused(load, "stop: {}", base="env: webshop\nmodel: {kind: new}\n")
+    assert line == "x.yaml: stop: stop needs batches or wall_s, or the run never ends"
+
+
+def test_overrides_make_sections_and_reach_into_short_forms(load: Load) -> None:
+    config = load(
+        "runtime: inline\ntrackers: [tensorboard]\n",
+        "trainer.lr=3e-4",
+        "env.data_dir=../somewhere",
+        "runtime.env_processes=3",
+        "trackers.0.colour=red",
+        "stop.wall_s=7",
+        "stop.batches=null",
+        "model=gpt2",
+    )
+    assert config.trainer.lr == 3e-4
+    assert (config.env.id, config.env.options) == ("webshop", {"data_dir": "../somewhere"})
+    assert config.runtime.env_processes == 3
+    assert config.trackers[0].options == {"colour": "red"}
+    assert (config.stop.batches, config.stop.wall_s) == (None, 7.0)
+    assert config.model == ModelPath(path="gpt2")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.lr", "must be key=value"),
+        ("=3", "must be key=value"),
+        ("seed.x=3", "override 'seed.x=3'"),
+        ("trackers.7.a=1", "override 'trackers.7.a=1'"),
+        ("env={a", "not YAML"),
+    ],
+)
+def test_a_wrong_override(load: Load, override: str, said: str) -> None:
+    (line,) = refused(load, "seed: 1\ntrackers: [tensorboard]\n", override)
+    assert said in line
+
+
+def test_a_wrong_value_on_the_command_line_is_told_apart_from_the_file(load: Load) -> None:
+    lines = refused(load, "trainer: {eps: x}", "trainer.lr=fast")
+    unparsed = "must be a valid number, unable to parse string as a number, got"
+    assert lines == [
+        f"command line: trainer.lr: {unparsed} 'fast'",
+        f"x.yaml: trainer.eps: {unparsed} 'x'",
+    ]
+
+
+def test_on_and_off_are_words_and_exponents_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: off\nb: 3e-4\nc: true\nd: 0x10\ne: 1_000\nf: -.inf\ng: 2026-01-01\nh: no\n")
+    values = read_yaml(path)
+    assert values == {
+        **{"a": "off", "b": 3e-4, "c": True, "d": 16, "e": 1000},
+        **{"f": float("-inf"), "g": "2026-01-01", "h": "no"},
+    }
+    path.write_text(dump_yaml(values))
+    assert read_yaml(path) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2\n", "a.yaml:2:1: not YAML: key 'a' is given twice"),
+        ("a: [1\n", "a.yaml:2:1: not YAML:"),
+        ("- 1\n", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("a: !!python/object:os.system {}\n", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.yaml") as caught:
+        read_yaml(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "key"),
+    [
+        ("step_s: 700", "deadlines.step_s"),
+        ("generate_s: 601", "deadlines.generate_s"),
+        ("episode_s: 1800", "deadlines.episode_s"),
+        ("reward_s: 2000", "deadlines.reward_s"),
+        ("sandbox_ttl_s: 1000", "deadlines.ticket_s"),
+    ],
+)
+def test_deadlines_nest(load: Load, deadlines: str, key: str) -> None:
+    (line,) = refused(load, f"deadlines: {{{deadlines}}}")
+    assert key in line
+    assert "must be shorter than deadlines." in line
+
+
+def test_a_group_cannot_keep_more_members_than_it_has(load: Load) -> None:
+    (line,) = refused(load, "rollout: {group_size: 2, min_group_size: 3}")
+    assert "rollout.min_group_size" in line
+
+
+def test_a_model_path_that_is_no_model(load: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path, said in (
+        (str(folder), "holds no config.json"),
+        (__file__, "is a file"),
+        ("./nowhere/at/all", "there is no folder"),
+    ):
+        (line,) = refused(load, "", f"model={path}")
+        assert said in line
+    (folder / "config.json").write_text("{}")
+    assert load("", f"model={folder}").model == ModelPath(path=str(folder))
+    assert load("", "model=Qwen/Qwen3-0.6B").model == ModelPath(path="Qwen/Qwen3-0.6B")
+
+
+def test_loading_a_config_imports_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(BASE)
+    code = (
+        "import sys; from rollart_core.config_load import load_config; import rollart_core.resolve;"
+        f"load_config({str(path)!r}); heavy = {{'torch', 'transformers', 'ray', 'docker'}};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert yaml.safe_load(done.stdout) == []

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import logging
+from importlib.metadata import Distribution, EntryPoint, PathDistribution
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rollart_core import plugins
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.reward import RewardSpec
+from rollart_core.contracts.spec import CONTRACT_VERSION, CommandSpec
+from rollart_core.hookspecs import hookimpl
+
+
+def bringing(*specs: object, kind: str = "environments") -> object:
+    """Return a plugin object that registers these specs."""
+
+    def hook() -> list[object]:
+        return list(specs)
+
+    hook.__name__ = f"rollart_{kind}"
+    return SimpleNamespace(__name__="made_up", **{hook.__name__: hookimpl(hook)})
+
+
+def env(env_id: str = "acme/Maze-v1", **kwargs: object) -> EnvSpec:
+    return EnvSpec(id=env_id, entry_point="acme.maze:Maze", **kwargs)  # type: ignore[arg-type]
+
+
+def reason(loaded: plugins.Plugins, name: str) -> str:
+    """Return why plugin ``name`` is broken."""
+    (plugin,) = [p for p in loaded.plugins if p.name == name]
+    assert plugin.broken is not None
+    return plugin.broken
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Install made-up distributions: name, version, {entry point: source of its module}."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(dist: str, version: str, **modules: str) -> list[EntryPoint]:
+        slug = dist.replace("-", "_")
+        info = tmp_path / f"{slug}-{version}.dist-info"
+        info.mkdir()
+        info.joinpath("METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n"
+        )
+        lines = [f"{name} = {slug}_{name}" for name in modules]
+        info.joinpath("entry_points.txt").write_text("\n".join(["[rollart]", *lines]))
+        for name, source in modules.items():
+            tmp_path.joinpath(f"{slug}_{name}.py").write_text(source)
+        found: Distribution = PathDistribution(info)
+        return list(found.entry_points)
+
+    return install
+
+
+def test_the_built_ins_come_through_the_entry_points_with_their_version() -> None:
+    loaded = plugins.load()
+    grpo = loaded.registered("algorithms")["rollart/GRPO-v1"]
+    assert grpo.plugin.distribution == "rollart"
+    assert grpo.plugin.version.split(".")[0].isdigit()
+    assert loaded.broken == ()
+
+
+def test_a_plugin_is_attributed_to_its_distribution(installed) -> None:
+    source = (
+        "from rollart_core.hookspecs import hookimpl\n"
+        "from rollart_core.contracts.env import EnvSpec\n"
+        "@hookimpl\n"
+        "def rollart_environments():\n"
+        "    return [EnvSpec(id='acme/Maze-v1', entry_point='no_such_module:Maze')]\n"
+    )
+    loaded = plugins.load(found=installed("acme-maze", "2.1", maze=source))
+    maze = loaded.registered("environments")["acme/Maze-v1"]
+    assert str(maze.plugin) == "'maze' (acme-maze 2.1)"
+
+
+def test_a_failing_import_breaks_only_its_plugin(installed) -> None:
+    found = installed("bad", "1", boom="raise RuntimeError('no licence here')", fine="")
+    loaded = plugins.load({"good": bringing(env())}, found=found)
+    assert "RuntimeError: no licence here" in reason(loaded, "boom")
+    assert [p.name for p in loaded.broken] == ["boom"]
+    assert "acme/Maze-v1" in loaded.registered("environments")
+
+
+def test_a_misspelled_hook_is_broken_and_names_the_nearest() -> None:
+    loaded = plugins.load({"a": bringing(env(), kind="enviroments")}, found=[])
+    assert "rollart_enviroments" in reason(loaded, "a")
+    assert "Did you mean 'rollart_environments'?" in reason(loaded, "a")
+
+
+def test_a_hook_without_its_mark_is_broken() -> None:
+    target = SimpleNamespace(rollart_rewards=lambda: [])
+    assert "@hookimpl" in reason(plugins.load({"a": target}, found=[]), "a")
+
+
+def test_a_hook_with_a_wrong_argument_is_broken() -> None:
+    def rollart_run_started(run_dirr: Path) -> None: ...
+
+    target = SimpleNamespace(rollart_run_started=hookimpl(rollart_run_started))
+    assert "run_dirr" in reason(plugins.load({"a": target}, found=[]), "a")
+
+
+def test_two_distributions_with_one_entry_point_name(installed) -> None:
+    found = installed("one", "1", maze="") + installed("two", "2", maze="")
+    loaded = plugins.load(found=found)
+    assert len(loaded.broken) == 2
+    for plugin in loaded.broken:
+        assert "(one 1)" in str(plugin.broken)
+        assert "(two 2)" in str(plugin.broken)
+
+
+def test_two_plugins_with_one_id_are_both_broken_and_name_each_other() -> None:
+    loaded = plugins.load(
+        {"a": bringing(env()), "b": bringing(env()), "c": bringing(env("acme/Other-v1"))}, found=[]
+    )
+    assert [p.name for p in loaded.broken] == ["a", "b"]
+    assert "'a'" in reason(loaded, "b")
+    assert "'b'" in reason(loaded, "a")
+    assert list(loaded.registered("environments")) == ["acme/Other-v1"]
+
+
+def test_one_id_may_stand_in_two_kinds() -> None:
+    reward = RewardSpec(id="acme/Maze-v1", entry_point="a:B")
+    loaded = plugins.load({"a": bringing(env()), "b": bringing(reward, kind="rewards")}, found=[])
+    assert loaded.broken == ()
+
+
+def test_a_stranger_that_takes_a_built_in_id_or_alias_is_the_broken_one() -> None:
+    loaded = plugins.load(
+        {
+            "id": bringing(env("webshop/WebShop-v1")),
+            "alias": bringing(env("acme/Shop-v1", alias="webshop")),
+        }
+    )
+    assert [p.name for p in loaded.broken] == ["alias", "id"]
+    assert "(rollart " in reason(loaded, "id")
+    assert loaded.registered("environments")["webshop/WebShop-v1"].plugin.distribution == "rollart"
+
+
+def test_two_specs_of_one_plugin_with_one_id() -> None:
+    loaded = plugins.load({"a": bringing(env(), env())}, found=[])
+    assert "'acme/Maze-v1'" in reason(loaded, "a")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (env(contract_version=CONTRACT_VERSION + 1), "upgrade rollart"),
+        (env("Maze"), "namespace/Name-vN"),
+        (EnvSpec(id="acme/Maze-v1", entry_point="acme.maze"), "module:Class"),
+        (RewardSpec(id="acme/R-v1", entry_point="a:B"), "RewardSpec"),
+    ],
+)
+def test_a_spec_that_breaks_a_rule(spec: object, said: str) -> None:
+    loaded = plugins.load({"a": bringing(spec)}, found=[])
+    assert said in reason(loaded, "a")
+    assert not loaded.registered("environments")
+
+
+def test_a_registering_hook_that_raises() -> None:
+    @hookimpl
+    def rollart_trackers() -> list[object]:
+        raise OSError("disk full")
+
+    loaded = plugins.load({"a": SimpleNamespace(rollart_trackers=rollart_trackers)}, found=[])
+    assert "OSError: disk full" in reason(loaded, "a")
+
+
+def test_a_command_may_not_take_one_of_our_names() -> None:
+    command = CommandSpec(name="run", entry_point="acme:app")
+    loaded = plugins.load({"a": bringing(command, kind="commands")}, found=[])
+    assert "'run'" in reason(loaded, "a")
+
+
+def test_modules_named_in_the_environment_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLART_PLUGINS", "rollart_rewards.plugin, no_such_module")
+    loaded = plugins.load(found=[])
+    assert "rollart/EnvReturn-v1" in loaded.registered("rewards")
+    assert "No module named 'no_such_module'" in reason(loaded, "no_such_module")
+
+
+def test_an_observer_that_raises_is_heard_once_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[object] = []
+
+    def rollart_run_started(run_dir: Path) -> None:
+        seen.append(run_dir)
+
+    @hookimpl(specname="rollart_run_started")
+    def bad(config: object) -> None:
+        seen.append("bad")
+        raise ZeroDivisionError
+
+    loaded = plugins.load(
+        {
+            "good": SimpleNamespace(rollart_run_started=hookimpl(rollart_run_started)),
+            "bad": SimpleNamespace(bad=bad),
+        },
+        found=[],
+    )
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            loaded.observe("rollart_run_started", run_dir=Path("r"), config={})
+    assert seen.count(Path("r")) == 2
+    assert seen.count("bad") == 1
+    assert len(caplog.records) == 1
+    assert "'bad'" in caplog.text
+
+
+def test_the_first_decision_that_is_not_none_holds() -> None:
+    def deciding(answer: bool | None) -> object:
+        @hookimpl
+        def rollart_filter_group(group: object) -> bool | None:
+            return answer
+
+        return SimpleNamespace(rollart_filter_group=rollart_filter_group)
+
+    loaded = plugins.load({"x": deciding(None), "y": deciding(False)}, found=[])
+    assert loaded.decide("rollart_filter_group", group=object()) is False
+    assert plugins.load(found=[]).decide("rollart_filter_group", group=object()) is None

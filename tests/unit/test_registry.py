@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from pydantic import BaseModel, ConfigDict, field_validator
+
+import rollart_core
+from rollart_core import plugins, registry
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.errors import ConfigError, PluginError, UnknownIdError
+from rollart_core.hookspecs import hookimpl
+
+
+class MazeConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    width: int = 3
+    walls: tuple[int, ...] = ()
+
+    @field_validator("width")
+    @classmethod
+    def _is_there(cls, value: int) -> int:
+        if value == 404:
+            raise FileNotFoundError("no maze of that width on disk")
+        return value
+
+
+class Maze:
+    def __init__(self, width: int, walls: tuple[int, ...] = ()) -> None:
+        self.width, self.walls = width, walls
+
+
+@pytest.fixture(autouse=True)
+def maze(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register acme/Maze-v1, and a plugin that is broken."""
+    module = ModuleType("acme_maze")
+    module.__dict__.update(Maze=Maze, MazeConfig=MazeConfig)
+    monkeypatch.setitem(sys.modules, "acme_maze", module)
+
+    @hookimpl
+    def rollart_environments() -> list[EnvSpec]:
+        return [
+            EnvSpec(
+                id="acme/Maze-v1",
+                alias="maze",
+                entry_point="acme_maze:Maze",
+                config="acme_maze:MazeConfig",
+            ),
+            EnvSpec(id="acme/Lost-v1", entry_point="acme_maze:Lots"),
+        ]
+
+    @hookimpl(specname="rollart_environments")
+    def broken() -> list[EnvSpec]:
+        return [EnvSpec(id="new/Hall-v1", entry_point="a:B", contract_version=99)]
+
+    extra = {
+        "acme": SimpleNamespace(rollart_environments=rollart_environments),
+        "newer": SimpleNamespace(broken=broken),
+    }
+    with plugins.using(extra):
+        yield
+
+
+@pytest.mark.parametrize("name", ["acme/Maze-v1", "maze"])
+def test_make_by_id_and_alias_fills_in_defaults(name: str) -> None:
+    env = rollart_core.make(name, walls=[1, 2])
+    assert isinstance(env, Maze)
+    assert (env.width, env.walls) == (3, (1, 2))
+
+
+def test_make_code_that_is_not_registered() -> None:
+    env = registry.make("acme_maze:Maze", width=7)
+    assert isinstance(env, Maze)
+    assert env.width == 7
+    assert registry.env_spec("acme_maze:Maze").max_turns == EnvSpec(id="", entry_point="").max_turns
+
+
+def test_unknown_id_names_the_nearest() -> None:
+    with pytest.raises(UnknownIdError, match=r"Did you mean 'acme/Maze-v1'"):
+        registry.make("acme/Mace-v1")
+
+
+def test_an_id_of_a_broken_plugin_says_why_it_is_broken() -> None:
+    with pytest.raises(PluginError, match=r"'newer'.*contract version 99"):
+        registry.make("new/Hall-v1")
+
+
+def test_unknown_option_of_a_config_model() -> None:
+    with pytest.raises(ConfigError, match=r"widht: unknown key\. Did you mean 'width'\?"):
+        registry.make("maze", widht=3)
+
+
+def test_unknown_option_of_unregistered_code() -> None:
+    with pytest.raises(ConfigError, match=r"widht: unknown key\. Did you mean 'width'\?"):
+        registry.make("acme_maze:Maze", widht=3)
+
+
+def test_missing_option_of_unregistered_code() -> None:
+    with pytest.raises(ConfigError, match=r"width: is missing"):
+        registry.make("acme_maze:Maze")
+
+
+def test_wrong_option_says_what_it_must_be() -> None:
+    with pytest.raises(ConfigError, match=r"width: must be a valid integer.*got 'broad'"):
+        registry.make("maze", width="broad")
+
+
+def test_a_validator_that_raises_another_error_is_still_one_line() -> None:
+    with pytest.raises(ConfigError, match="FileNotFoundError: no maze of that width"):
+        registry.make("maze", width=404)
+
+
+def test_a_class_that_is_not_where_the_spec_says() -> None:
+    with pytest.raises(PluginError, match=r"'acme_maze' has no 'Lots'"):
+        registry.resolve("environments", "acme/Lost-v1")
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(PluginError, match="No module named 'acme_mice'"):
+        registry.resolve("rewards", "acme_mice:Reward")
+
+
+def test_context_is_passed_beside_the_options() -> None:
+    built = registry.build("weight_channels", "acme_maze:Maze", {"walls": (1,)}, width=1)
+    assert (built.width, built.walls) == (1, (1,))
