@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,7 +59,7 @@ class EpisodeParts:
     envs: EnvPool
     engine: Generator
     new_conversation: Callable[[], Conversation]
-    score: Callable[[RewardRequest], asyncio.Future[RewardResult]]
+    score: Callable[[RewardRequest], Awaitable[RewardResult]]
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int

@@ -7,10 +7,14 @@ an object of another process; plugins are resolved here, from this process's ent
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollart_core import registry
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.weights import WeightChannelSpec
+from rollart_core.resolve import ResolvedPlugin
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import Sample, Task
 
@@ -20,19 +24,6 @@ if TYPE_CHECKING:
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel
     from rollart_core.train.trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class PluginArgs:
-    """A plugin as it travels to a process."""
-
-    kind: str
-    id: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self, **further: Any) -> Any:
-        """Make the object, its checked options and ``further`` as keywords."""
-        return registry.build(self.kind, self.id, dict(self.options), **further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class ModelArgs:
 class ChannelArgs:
     """The weight channel as it travels to a process."""
 
-    plugin: PluginArgs
+    plugin: ResolvedPlugin[WeightChannelSpec]
     location: str
 
     def open(self) -> WeightChannel:
@@ -57,8 +48,20 @@ class ChannelArgs:
         return channel
 
 
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Whose text a new tokenizer is trained on."""
+
+    env: EnvRef
+    tasks: Sequence[Task]
+    max_turns: int
+
+
 def build_engine(
-    plugin: PluginArgs, model: ModelArgs, channel: ChannelArgs | None, settings: Mapping[str, Any]
+    plugin: ResolvedPlugin[InferenceEngineSpec],
+    model: ModelArgs,
+    channel: ChannelArgs | None,
+    settings: Mapping[str, Any],
 ) -> InferenceEngine:
     """Build an inference engine.
 
@@ -80,7 +83,7 @@ def build_engine(
 
 def build_trainer(
     config: TrainerConfig,
-    algorithm: PluginArgs,
+    algorithm: ResolvedPlugin[AlgorithmSpec],
     model: ModelArgs,
     channel: ChannelArgs,
     settings: Mapping[str, Any],
@@ -104,25 +107,24 @@ def build_env_worker(num_threads: int, max_observation_chars: int) -> EnvWorker:
     return EnvWorker(num_threads=num_threads, max_observation_chars=max_observation_chars)
 
 
-def build_model(
-    path: str, model: NewModel, env: EnvRef, corpus_tasks: Sequence[Task], seed: int
-) -> None:
+def build_model(path: str, model: NewModel, corpus: Corpus, seed: int) -> None:
     """Make a small model and a tokenizer trained on the environment's own text."""
     from rollart_core.models.new import new_model
     from rollart_core.train.demonstrations import env_corpus
 
-    made = registry.make(env.id, **env.options)
+    env = registry.make(corpus.env.id, **corpus.env.options)
     try:
-        new_model(path, model, env_corpus(made, corpus_tasks), seed)
+        texts = env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
+        new_model(path, model, texts, seed)
     finally:
-        made.close()
+        env.close()
 
 
 class Demonstrator:
     """Makes demonstrations by the environment's oracle, fresh ones on every call."""
 
     def __init__(
-        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, int]
+        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, Any]
     ) -> None:
         """Begin at the first task; the tasks are gone through again when they are used up.
 
@@ -130,11 +132,11 @@ class Demonstrator:
             env: Which environment.
             tokenizer_path: Where the tokenizer lies.
             tasks: What to demonstrate.
-            limits: ``max_turns`` and ``max_context_tokens``.
+            limits: ``max_turns``, ``max_context_tokens`` and ``min_return``.
         """
         from rollart_core.models.tokenizer import load_tokenizer
 
-        self._env = registry.make(env.id, **env.options)
+        self._env = env
         self._tokenizer = load_tokenizer(tokenizer_path)
         self._tasks = tasks
         self._limits = limits
@@ -144,14 +146,13 @@ class Demonstrator:
         """Return the next ``n`` demonstrations."""
         return [next(self._samples) for _ in range(n)]
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
     def _endless(self) -> Iterator[Sample]:
         from rollart_core.train.demonstrations import demonstrations
 
         while True:
             yield from demonstrations(
-                lambda: self._env, self._tokenizer, self._tasks, **self._limits
+                lambda: registry.make(self._env.id, **self._env.options),
+                self._tokenizer,
+                self._tasks,
+                **self._limits,
             )

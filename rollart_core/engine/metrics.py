@@ -1,0 +1,57 @@
+"""What a batch says of rollout and training, as flat numbers for journal and trackers.
+
+Takes: records. Gives: metrics by name. Never: keeps state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from rollart_core.types import Group, Trajectory
+
+
+def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
+    """Return what the trajectories of a batch were like.
+
+    Args:
+        groups: The batch.
+        policy_version: Version of the trainer when it took the batch.
+    """
+    members = [t for g in groups for t in g.trajectories]
+    stale = [policy_version - t.oldest_version for t in members]
+    return {
+        "rollout/reward_mean": _mean(t.reward or 0.0 for t in members),
+        "rollout/score_mean": _mean(t.score or 0.0 for t in members),
+        "rollout/success_mean": _mean(float(bool(t.success)) for t in members),
+        "rollout/truncated_share": _mean(float(t.status == "truncated") for t in members),
+        "rollout/turns_mean": _mean(float(len(t.turns)) for t in members),
+        "rollout/loss_tokens_mean": _mean(float(t.num_loss_tokens) for t in members),
+        "rollout/tokens_mean": _mean(float(t.num_tokens) for t in members),
+        "rollout/members_lost": float(sum(g.num_dispatched - len(g.trajectories) for g in groups)),
+        "staleness/mean": _mean(map(float, stale)),
+        "staleness/max": float(max(stale, default=0)),
+    }
+
+
+def staleness_histogram(groups: Sequence[Group], policy_version: int) -> Counter[int]:
+    """Return how many samples of a batch have which staleness, in versions."""
+    histogram: Counter[int] = Counter()
+    for group in groups:
+        for trajectory in group.trajectories:
+            histogram[policy_version - trajectory.oldest_version] += len(trajectory.samples)
+    return histogram
+
+
+def components_mean(trajectories: Iterable[Trajectory]) -> Mapping[str, float]:
+    """Return the mean of each reward component over the trajectories that have it."""
+    sums: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.reward_components.items():
+            sums.setdefault(name, []).append(value)
+    return {f"reward/{name}": _mean(values) for name, values in sums.items()}
+
+
+def _mean(values: Iterable[float]) -> float:
+    kept = list(values)
+    return sum(kept) / len(kept) if kept else 0.0

@@ -1,0 +1,55 @@
+"""What a runtime offers a run: its parts, started somewhere, and ended together.
+
+Takes: a run config and a run directory. Gives: env workers, engines behind a router, a trainer.
+Never: knows the loop; the same controller drives every runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from rollart_core.config import NewModel
+from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.router import Router
+from rollart_core.types import Sample, Task
+
+TakeSamples = Callable[[int], Awaitable[list[Sample]]]
+
+
+class TrainerHandle(Protocol):
+    """The trainer, wherever it executes; see :class:`rollart_core.train.trainer.Trainer`."""
+
+    async def train_batch(self, groups: list[Any], policy_version: int) -> list[Any]:
+        """Update the weights on a batch."""
+
+    async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
+        """Take one supervised step."""
+
+    async def publish(self, policy_version: int) -> Any:
+        """Put the weights on the channel."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call any other method."""
+
+
+class Runtime(Protocol):
+    """Where the parts of a run execute."""
+
+    async def start_envs(self) -> EnvPool:
+        """Start the env workers."""
+
+    async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
+        """Make a model from nothing and return where it lies."""
+
+    async def start_model(self, model_path: str) -> tuple[Router, TrainerHandle]:
+        """Start inference engines and trainer on a model."""
+
+    async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
+        """Start whoever makes demonstrations."""
+
+    async def stop_demonstrator(self) -> None:
+        """End it."""
+
+    async def close(self) -> None:
+        """End everything; may be called twice."""

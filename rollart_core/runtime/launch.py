@@ -1,0 +1,428 @@
+"""One run from beginning to end: set up, warm start, evaluate, train, evaluate, report.
+
+    resolved run -> model -> engines + trainer -> [warm start] -> evaluate -> controller -> evaluate
+                                                                                |
+                                                     journal, shards, checkpoints, trackers
+
+Takes: a resolved run. Gives: a report, on paper (``report.json``) and as an object. Never: leaves
+anything running, by whatever road it ends; and never trains by itself (the controller does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from rollart_core.config import ModelPath
+from rollart_core.engine.buffer import Buffer
+from rollart_core.engine.controller import Controller, ControllerParts
+from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
+from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
+from rollart_core.engine.observer import NobodyWatches, RunObserver
+from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
+from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
+from rollart_core.engine.scheduler import Scheduler
+from rollart_core.engine.tasks import TaskSource, held_out_tasks, task_seed
+from rollart_core.plugins import plugins
+from rollart_core.resolve import ResolvedRun
+from rollart_core.rollout.conversation import Conversation
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
+from rollart_core.rollout.router import Router
+from rollart_core.rollout.scoring import scorer
+from rollart_core.runtime.base import Runtime, TrainerHandle
+from rollart_core.runtime.inline import InlineRuntime
+from rollart_core.runtime.report import RunReport
+from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
+from rollart_core.types import Group, Task, Ticket, Trajectory
+
+NUM_CORPUS_TASKS = 400
+"""Tasks whose text a new tokenizer is trained on."""
+NUM_DEMONSTRATED_TASKS = 1_000_000
+"""Demonstrations go through the training tasks in a seeded order; more than any run asks for."""
+
+
+def launch(
+    run: ResolvedRun, *, resume: Path | None = None, observer: RunObserver | None = None
+) -> RunReport:
+    """Execute a run on this machine and wait for its end.
+
+    Args:
+        run: What to do.
+        resume: A run directory to go on in, from its newest checkpoint.
+        observer: Who watches.
+
+    Raises:
+        UserError: When it cannot start.
+        KeyboardInterrupt: When interrupted before there was anything to report.
+        RollartError: When a part of it failed for good; everything is ended, and kept.
+    """
+    return asyncio.run(_Launch(run, resume, observer or NobodyWatches()).execute())
+
+
+class _Launch:
+    """The phases of one run and what they hand on."""
+
+    def __init__(self, run: ResolvedRun, resume: Path | None, observer: RunObserver) -> None:
+        self._run = run
+        self._config = run.config
+        self._observer = observer
+        self._resume = resume
+        self._began = time.perf_counter()
+        self._phases: dict[str, float] = {}
+        self._controller: Controller | None = None
+        self._interrupted = False
+        self._warm: WarmStartResult | None = None
+        self._num_tasks: dict[str, int | None] = {}
+
+    async def execute(self) -> RunReport:
+        config = self._config
+        run_dir = self._resume or new_run_dir(config.runs_dir, config.name)
+        if self._resume is None:
+            (run_dir / "config.yaml").write_text(self._run.to_yaml(), encoding="utf-8")
+        runtime = InlineRuntime(self._run, run_dir)
+        recorder = RunRecorder(self._run, run_dir, self._observer)
+        report: RunReport | None = None
+        with self._interrupts():
+            try:
+                recorder.start()
+                report = await self._phases_of(runtime, recorder, run_dir)
+                return report
+            finally:
+                try:
+                    await asyncio.shield(asyncio.ensure_future(runtime.close()))
+                finally:
+                    recorder.close(report.as_dict() if report else {"ok": False})
+
+    async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
+        async with self._phase("set up", str(run_dir)):
+            envs = await runtime.start_envs()
+            for split in self._splits():
+                env = EnvRef(self._run.env.spec.id, self._run.env.options)
+                self._num_tasks[split] = await envs.call("num_tasks", env, split)
+            model_path = await self._model(runtime, run_dir)
+            router, trainer = await runtime.start_model(model_path)
+            parts = self._episode_parts(envs, router, model_path)
+        state = await self._begin(runtime, router, trainer, (parts, model_path))
+        before = await self._evaluate("before", parts) if state is None else (None, None)
+        async with self._phase("train", self._train_detail()):
+            stop = await self._train(recorder, router, trainer, (parts, state))
+        engine = (await router.stats())[0]
+        after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
+        if not self._interrupted and stop.kind != "failures":
+            after = await self._evaluate("after", parts)
+        async with self._phase("save"):
+            await trainer.call("export_hf", str(run_dir / "model-trained"), model_path)
+        report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
+        write_json(run_dir / "report.json", report.as_dict())
+        return report
+
+    # Set-up
+
+    def _splits(self) -> Sequence[str]:
+        splits = [self._config.rollout.split, self._config.evaluation.split]
+        if self._config.warm_start:
+            splits.append(self._config.warm_start.check_split)
+        return list(dict.fromkeys(splits))
+
+    async def _model(self, runtime: Runtime, run_dir: Path) -> str:
+        model = self._config.model
+        if isinstance(model, ModelPath):
+            return model.path
+        existing = run_dir / "model"
+        if self._resume and existing.exists():
+            return str(existing)
+        tasks = self._tasks(self._config.rollout.split, NUM_CORPUS_TASKS)
+        return await runtime.build_model(model, tasks)
+
+    def _tasks(self, split: str, n: int) -> list[Task]:
+        env_id = self._run.env.spec.id
+        return held_out_tasks(env_id, split, n, self._config.seed, num_tasks=self._num_tasks[split])
+
+    def _episode_parts(self, envs: EnvPool, router: Router, model_path: str) -> EpisodeParts:
+        from rollart_core.models.tokenizer import load_tokenizer
+
+        config, deadlines = self._config, self._run.deadlines
+        tokenizer = load_tokenizer(model_path)
+        assert deadlines.reset_s is not None
+        assert deadlines.step_s is not None
+        return EpisodeParts(
+            env=EnvRef(self._run.env.spec.id, self._run.env.options),
+            envs=envs,
+            engine=router,
+            new_conversation=partial(
+                Conversation, tokenizer, max_context_tokens=config.rollout.max_context_tokens
+            ),
+            score=scorer(self._run.reward, timeout_s=deadlines.reward_s),
+            stop_token_ids=tuple(tokenizer.stop_token_ids),
+            limits=EpisodeLimits(
+                max_turns=self._run.max_turns,
+                max_new_tokens=config.rollout.max_new_tokens,
+                temperature=config.rollout.temperature,
+                timeouts=PhaseTimeouts(deadlines.reset_s, deadlines.step_s),
+                generate_s=deadlines.generate_s,
+                reward_s=deadlines.reward_s,
+                episode_s=deadlines.episode_s,
+            ),
+            seed=config.seed,
+        )
+
+    # Before RL
+
+    async def _begin(
+        self,
+        runtime: Runtime,
+        router: Router,
+        trainer: TrainerHandle,
+        rest: tuple[EpisodeParts, str],
+    ) -> RunState | None:
+        """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
+        state: RunState | None = None
+        if self._resume is not None:
+            folder = newest_checkpoint(self._resume)
+            state = RunState.read(folder)
+            await trainer.call("load", str(folder))
+        elif self._config.warm_start is not None:
+            async with self._phase("warm start", "supervised steps on the oracle's episodes"):
+                await self._warm_start(runtime, router, trainer, rest)
+        version = state.policy_version if state else 0
+        await trainer.publish(version)
+        await router.load_weights(version)
+        return state
+
+    async def _warm_start(
+        self,
+        runtime: Runtime,
+        router: Router,
+        trainer: TrainerHandle,
+        rest: tuple[EpisodeParts, str],
+    ) -> None:
+        config = self._config.warm_start
+        assert config is not None
+        parts, model_path = rest
+        tasks = self._tasks(
+            self._config.rollout.split,
+            min(NUM_DEMONSTRATED_TASKS, config.max_train_steps * config.batch_size),
+        )
+        checks = self._tasks(config.check_split, config.check_tasks)
+
+        async def check(step: int) -> float:
+            version = step - config.max_train_steps - 1  # below 0: RL begins at version 0
+            await trainer.publish(version)
+            await router.load_weights(version)
+            run = partial(self._attempt, parts, version, None)
+            result = await evaluate(
+                checks, run, name=f"warm{step}", max_concurrent=self._config.rollout.max_concurrent
+            )
+            return result.success.mean
+
+        def progress(line: Mapping[str, float]) -> None:
+            fraction = line["train_step"] / config.max_train_steps
+            self._observer.progress(max(fraction, line["wall_s"] / config.max_wall_s), line)
+
+        take = await runtime.start_demonstrator(model_path, tasks)
+        self._warm = await warm_start(config, WarmStartParts(take, trainer, check, progress))
+        await runtime.stop_demonstrator()
+        if not self._warm.reached:
+            self._observer.message(
+                f"The warm start ended at {self._warm.success:.0%} sampled success, below "
+                f"warm_start.until_success ({config.until_success:.0%}); going on with RL."
+            )
+
+    async def _attempt(
+        self, parts: EpisodeParts, version: int, temperature: float | None, ticket: Ticket
+    ) -> Trajectory:
+        return await run_episode(ticket, version, parts, temperature=temperature)
+
+    async def _evaluate(
+        self, when: str, parts: EpisodeParts
+    ) -> tuple[EvaluationResult, EvaluationResult | None]:
+        config = self._config.evaluation
+        tasks = self._tasks(config.split, config.tasks)
+        kinds: list[tuple[str, list[Task], float | None]] = [
+            ("sampled", tasks * config.samples_per_task, None)
+        ]
+        if config.greedy:
+            kinds.append(("greedy", tasks, 0.0))
+        results: list[EvaluationResult] = []
+        for kind, repeated, temperature in kinds:
+            async with self._phase(f"evaluate {when}", f"{len(repeated)} tasks, {kind}"):
+                # The same name before and after: both draw the same random numbers, which makes
+                # the paired difference sharper.
+                result = await evaluate(
+                    repeated,
+                    partial(self._attempt, parts, 0, temperature),
+                    name=f"eval-{kind}",
+                    max_concurrent=self._config.rollout.max_concurrent,
+                )
+            results.append(result)
+            self._observer.message(
+                f"{when}: {kind} success {result.success.mean:.1%}, score {result.score.mean:.3f}"
+            )
+        return results[0], results[1] if len(results) > 1 else None
+
+    # RL
+
+    async def _train(
+        self,
+        recorder: RunRecorder,
+        router: Router,
+        trainer: TrainerHandle,
+        rest: tuple[EpisodeParts, RunState | None],
+    ) -> StopRun:
+        parts, state = rest
+        config = self._config
+        env_id, split = self._run.env.spec.id, config.rollout.split
+        source = TaskSource(env_id, split, self._num_tasks[split], config.seed)
+        if state is not None:
+            source.restore(state.task_source)
+            for index in state.open_tasks:
+                source.requeue(Task(env_id, split, index, task_seed(config.seed, index)))
+        scheduler = Scheduler(schedule_policy(self._run), source)
+        recorder.begin_training(CheckpointPlan(trainer.call, source, state))
+        controller = self._controller = Controller(
+            ControllerParts(
+                scheduler=scheduler,
+                buffer=Buffer(config.rollout.group_size, _capacity(self._run)),
+                run_episode=lambda ticket, version: run_episode(ticket, version, parts),
+                trainer=trainer,
+                engines=router,
+                keep_group=_keep_group,
+                recorder=recorder,
+            ),
+            ticket_s=config.deadlines.ticket_s,
+            wall_s=None if config.stop.wall_s is None else _left(config.stop.wall_s, state),
+        )
+        started = RunStarted(
+            policy_version=state.policy_version if state else 0,
+            next_ordinal=state.next_ordinal if state else 0,
+        )
+        try:
+            return await controller.run(started)
+        finally:
+            self._controller = None
+            recorder.end_training(scheduler.snapshot())
+
+    def _train_detail(self) -> str:
+        stop = self._config.stop
+        limits = [f"{stop.batches} batches"] if stop.batches else []
+        limits += [f"{stop.wall_s:g} s"] if stop.wall_s else []
+        return f"{self._config.algorithm.id}, until " + " or ".join(limits)
+
+    # The end
+
+    def _report(
+        self,
+        recorder: RunRecorder,
+        run_dir: Path,
+        stop: StopRun,
+        evaluations: tuple[
+            tuple[EvaluationResult | None, EvaluationResult | None],
+            tuple[EvaluationResult | None, EvaluationResult | None],
+        ],
+        engine: Mapping[str, object],
+    ) -> RunReport:
+        (before, greedy_before), (after, greedy_after) = evaluations
+        return RunReport(
+            run_dir=str(run_dir),
+            name=self._config.name,
+            stop_reason=stop.reason,
+            ok=not self._interrupted and stop.kind != "failures",
+            wall_s=time.perf_counter() - self._began,
+            before=before,
+            after=after,
+            greedy_before=greedy_before,
+            greedy_after=greedy_after,
+            score_gain=_gain(before, after),
+            phases_s=self._phases,
+            warm_start=asdict(self._warm) if self._warm else None,
+            engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
+            **recorder.totals(),
+        )
+
+    @asynccontextmanager
+    async def _phase(self, name: str, detail: str = "") -> AsyncIterator[None]:
+        self._observer.phase(name, detail)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - began
+            self._phases[name] = self._phases.get(name, 0.0) + took
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C while training ends the run in order; elsewhere, or a second time, at once."""
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        assert main is not None
+
+        def interrupt() -> None:
+            if self._controller is None or self._interrupted:
+                main.cancel()
+                return
+            self._interrupted = True
+            self._observer.message("Stopping after the batch in training; Ctrl-C again: at once.")
+            self._controller.request_stop("interrupted")
+
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, interrupt)
+        except (ValueError, RuntimeError, NotImplementedError):
+            yield  # not the main thread, or no signals here: the caller decides
+            return
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
+    """Return the numbers the scheduler obeys."""
+    config, rollout, failures = run.config, run.config.rollout, run.config.failures
+    return SchedulePolicy(
+        groups_per_batch=rollout.groups_per_batch,
+        group_size=rollout.group_size,
+        max_concurrent=rollout.max_concurrent,
+        mode=config.mode,
+        min_group_size=rollout.min_group_size,
+        max_staleness=config.staleness_bound,
+        on_stale=getattr(config, "on_stale", "wait"),
+        max_retries=failures.max_retries,
+        max_failure_rate=failures.max_rate,
+        failure_window=failures.window,
+        num_batches=config.stop.batches,
+    )
+
+
+def _capacity(run: ResolvedRun) -> int:
+    rollout = run.config.rollout
+    groups = rollout.groups_per_batch * (run.config.staleness_bound + 1)
+    return groups * rollout.group_size
+
+
+def _keep_group(group: Group) -> bool:
+    return plugins().decide("rollart_filter_group", group=group) is not False
+
+
+def _left(wall_s: float, state: RunState | None) -> float:
+    return max(1.0, wall_s - (state.train_wall_s if state else 0.0))
+
+
+def _gain(
+    before: EvaluationResult | None, after: EvaluationResult | None
+) -> Mapping[str, float | int] | None:
+    if before is None or after is None:
+        return None
+    pairs = zip(before.scores, after.scores, strict=True)
+    gains = [b - a for a, b in pairs if a == a and b == b]  # NaN: that episode failed
+    return mean_interval(gains).as_dict()

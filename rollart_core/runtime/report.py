@@ -1,0 +1,66 @@
+"""What a run comes to: the object that ``--json`` prints and ``report.json`` keeps.
+
+Takes: numbers. Gives: :class:`RunReport`. Never: computes or renders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from rollart_core.engine.evaluate import EvaluationResult
+
+EstimateDict = Mapping[str, float | int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One run, finished or stopped."""
+
+    run_dir: str
+    name: str
+    stop_reason: str
+    ok: bool
+    """False when the run stopped itself or was interrupted."""
+    train_steps: int
+    batches: int
+    """Weight publications of the RL phase."""
+    wall_s: float
+    """All of it."""
+    train_wall_s: float
+    """The RL phase alone."""
+    tokens_per_s: float
+    """Tokens of finished trajectories, prompt and generated, per second of the RL phase."""
+    generated_tokens_per_s: float
+    trained_tokens_per_s: float
+    staleness: Mapping[str, int]
+    """Versions -> trained samples."""
+    failures: Mapping[str, int]
+    """Kind -> failed attempts of the RL phase."""
+    scheduler: Mapping[str, object] = field(default_factory=dict)
+    before: EvaluationResult | None = None
+    after: EvaluationResult | None = None
+    greedy_before: EvaluationResult | None = None
+    greedy_after: EvaluationResult | None = None
+    score_gain: EstimateDict | None = None
+    """Mean over tasks of score after minus score before, paired, with its 95% interval."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    warm_start: Mapping[str, object] | None = None
+    length_bias: Mapping[str, float] = field(default_factory=dict)
+    """Mean tokens and turns, dispatched against trained."""
+    engine: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain JSON."""
+        plain = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("before", "after", "greedy_before", "greedy_after")
+        }
+        for name in ("before", "after"):
+            sampled = getattr(self, name)
+            plain[f"success_{name}"] = sampled.success.as_dict() if sampled else None
+            plain[f"score_{name}"] = sampled.score.as_dict() if sampled else None
+            greedy = getattr(self, f"greedy_{name}")
+            plain[f"greedy_{name}"] = greedy.as_dict() if greedy else None
+        return plain
