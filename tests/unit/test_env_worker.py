@@ -1,0 +1,241 @@
+import asyncio
+import math
+import threading
+
+import gymnasium
+import pytest
+
+from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.testing.envs import FakeEnv
+from rollart_core.types import Task, Ticket
+
+FAKE = "rollart_core.testing.envs:FakeEnv"
+TICKET = Ticket("g0.0", Task(FAKE, "train", 3, 7), "g0", 0)
+
+
+def ref(**options: object) -> EnvRef:
+    return EnvRef(FAKE, options)
+
+
+async def reset(worker: EnvWorker, env: EnvRef, episode: str = "e", timeout_s: float = 5.0):
+    options = {"task": 3, "split": "train"}
+    return await worker.reset(episode, env, seed=7, options=options, timeout_s=timeout_s)
+
+
+def test_an_episode_goes_through_and_its_environment_serves_the_next():
+    async def main() -> None:
+        worker = EnvWorker()
+        before = FakeEnv.num_open()
+        first = await reset(worker, ref(turns=1))
+        word = str(first.observation).rsplit(" ", 1)[1]
+        answer = await worker.step("e", word, timeout_s=5)
+        assert (answer.reward, answer.done, answer.success) == (1.0, True, True)
+        await worker.end("e", reusable=True)
+        await reset(worker, ref(turns=1), "e2")
+        assert FakeEnv.num_open() == before + 1
+        await worker.shutdown()
+        assert FakeEnv.num_open() == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "boundary", "words"),
+    [
+        ({"trouble": "raise", "at": "reset"}, "env.reset", "RuntimeError: trouble on demand"),
+        ({"trouble": "raise", "at": 0}, "env.step", "RuntimeError: trouble on demand"),
+        ({"trouble": "nan", "at": 0}, "env.step", "reward is nan"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_a_typed_failure(options, boundary, words):
+    async def main() -> None:
+        worker = EnvWorker()
+        with pytest.raises(EnvironmentFailure, match=words) as caught:
+            await reset(worker, ref(**options))
+            await worker.step("e", "red", timeout_s=5)
+        assert caught.value.boundary == boundary
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", ["reset", 0])
+def test_a_hanging_environment_is_given_up_and_counted(at):
+    async def main() -> None:
+        worker = EnvWorker()
+        with pytest.raises(DeadlineFailure, match="longer than 0.05 s"):
+            await reset(worker, ref(trouble="hang", at=at), timeout_s=0.05)
+            await worker.step("e", "red", timeout_s=0.05)
+        assert await worker.num_hung() == 1
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_a_huge_observation_is_cut_in_the_middle_and_counted():
+    async def main() -> None:
+        worker = EnvWorker(max_observation_chars=100)
+        observed = await reset(worker, ref(trouble="huge", at="reset", huge_chars=1_000_000))
+        assert len(observed.observation) < 200
+        assert observed.cut_chars == 1_000_000 - 100
+        assert "999900 characters left out" in observed.observation
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+class Odd(gymnasium.Env[object, str]):
+    """Answers outside the contract, as its option says."""
+
+    def __init__(self, *, answer: str) -> None:
+        self._answer = answer
+
+    def reset(self, *, seed=None, options=None):
+        observation = {"lone": "a\ud800b", "number": 3, "list": ["no message"]}.get(
+            self._answer, "ok"
+        )
+        return observation, {}
+
+    def step(self, action):
+        if self._answer == "four":
+            return "ok", 0.0, True, {}
+        return "ok", math.inf, True, False, {}
+
+
+@pytest.mark.parametrize("answer", ["number", "list", "four", "inf"])
+def test_answers_outside_the_contract_are_environment_failures(answer):
+    async def main() -> None:
+        worker = EnvWorker()
+        env = EnvRef(f"{__name__}:Odd", {"answer": answer})
+        with pytest.raises(EnvironmentFailure):
+            await reset(worker, env)
+            await worker.step("e", "x", timeout_s=5)
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_lone_surrogates_never_reach_a_tokenizer():
+    async def main() -> None:
+        worker = EnvWorker()
+        observed = await reset(worker, EnvRef(f"{__name__}:Odd", {"answer": "lone"}))
+        assert observed.observation.encode() == b"a?b"
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_one_slow_environment_does_not_block_another():
+    async def main() -> None:
+        worker = EnvWorker()
+        await reset(worker, ref(trouble="hang", at=0), "slow")
+        await reset(worker, ref(), "quick")
+        slow = asyncio.create_task(worker.step("slow", "red", timeout_s=30))
+        await worker.step("quick", "red", timeout_s=5)
+        assert not slow.done()
+        slow.cancel()
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+class PoolProbe:
+    """A pool over local workers that counts how many it started."""
+
+    def __init__(self) -> None:
+        self.workers: list[LocalWorker] = []
+        self.pool = EnvPool(self._start, num_workers=1)
+
+    async def _start(self) -> LocalWorker:
+        self.workers.append(LocalWorker(EnvWorker()))
+        return self.workers[-1]
+
+
+def test_a_worker_with_a_hung_thread_gets_no_more_episodes_and_ends_when_idle():
+    async def main() -> None:
+        probe = PoolProbe()
+        await probe.pool.start()
+        timeouts = PhaseTimeouts(reset_s=5, step_s=0.05)
+        with pytest.raises(DeadlineFailure):
+            async with probe.pool.episode("e", timeouts) as episode:
+                await episode.reset(ref(trouble="hang", at=0), TICKET)
+                await episode.step("red")
+        async with probe.pool.episode("e2", timeouts) as episode:
+            await episode.reset(ref(), TICKET)
+        await probe.pool.close()
+        assert [w.alive for w in probe.workers] == [False, False]
+        assert probe.pool.num_replaced == 1
+
+    asyncio.run(main())
+
+
+class Dead:
+    """A worker whose process is gone."""
+
+    alive = True
+
+    async def call(self, method: str, *args: object, **kwargs: object) -> object:
+        self.alive = False
+        raise PartDied("the env process is gone (signal SIGKILL)")
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+def test_a_dead_worker_fails_its_episode_and_is_replaced():
+    async def main() -> None:
+        workers = [Dead(), LocalWorker(EnvWorker())]
+        upcoming = iter(workers)
+
+        async def start():
+            return next(upcoming)
+
+        pool = EnvPool(start, num_workers=1)
+        await pool.start()
+        timeouts = PhaseTimeouts(reset_s=5, step_s=5)
+        with pytest.raises(EnvironmentFailure, match="SIGKILL"):
+            async with pool.episode("e", timeouts) as episode:
+                await episode.reset(ref(), TICKET)
+        async with pool.episode("e2", timeouts) as episode:
+            assert (await episode.reset(ref(), TICKET)).observation
+        await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_episode_gives_its_environment_back():
+    async def main() -> None:
+        probe, before = PoolProbe(), FakeEnv.num_open()
+        await probe.pool.start()
+        inside = asyncio.Event()
+
+        async def play() -> None:
+            async with probe.pool.episode("e", PhaseTimeouts(5, 5)) as episode:
+                await episode.reset(ref(), TICKET)
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(play())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert FakeEnv.num_open() == before
+        await probe.pool.close()
+
+    asyncio.run(main())
+
+
+def test_idle_threads_end_with_the_worker():
+    async def main() -> None:
+        worker = EnvWorker()
+        await reset(worker, ref())
+        await worker.shutdown()
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name == "env":
+            thread.join(5)
+            assert not thread.is_alive()
