@@ -1,0 +1,23 @@
+"""WebShop: shop for a product that fits an instruction.
+
+The simulated shop of Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with
+Grounded Language Agents" (arXiv 2207.01206), written anew. The environment class is imported when
+it is asked for, so that reading :mod:`rollart_envs.webshop.config` stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollart_envs.webshop.env import WebShopEnv
+
+__all__ = ["WebShopEnv"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "WebShopEnv":
+        from rollart_envs.webshop.env import WebShopEnv
+
+        return WebShopEnv
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,74 @@
+"""The options of WebShop, as a pydantic model that imports nothing heavy.
+
+Takes: plain mappings. Gives: a frozen :class:`WebShopConfig`. Never: reads the data files; that is
+:mod:`rollart_envs.webshop.shop`'s work, when the first environment is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ObservationMode = Literal["text", "text_rich", "html", "terse"]
+Goals = Literal["synthetic", "human"]
+InstructionOn = Literal["every_page", "first_page"]
+Difficulty = Literal[1, 2, 3]
+NounTagger = Literal["auto", "spacy", "builtin"]
+
+
+class WebShopConfig(BaseModel):
+    """What a WebShop environment can be told. With ``data_dir`` and defaults it is upstream's.
+
+    The small form for small models is ``observation_mode: terse``, ``page_handles: true``,
+    ``results_per_page: 3``, ``instruction: first_page``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path | None = Field(
+        None, description="Folder with the official files; none: the generated catalogue."
+    )
+    observation_mode: ObservationMode = Field(
+        "text",
+        description="text, text_rich and html are upstream's; terse prints only what a purchase "
+        "needs, everything clickable in brackets.",
+    )
+    goals: Goals = Field(
+        "synthetic", description="Instructions made from a template, or written in free words."
+    )
+    seed: int = Field(
+        0, description="Draws ranged prices and price limits (and the generated catalogue)."
+    )
+    page_handles: bool = Field(
+        False, description="Show products as 'item 1', 'item 2', ... instead of their ids."
+    )
+    results_per_page: Annotated[int, Field(ge=1, le=50)] = Field(
+        10, description="Products on a page of search results."
+    )
+    instruction: InstructionOn = Field(
+        "every_page", description="Which pages print the instruction."
+    )
+    num_products: Annotated[int, Field(ge=8)] | None = Field(
+        None,
+        description="Products in the catalogue: the first so many of the files (none: all), "
+        "or how many to generate (none: 560).",
+    )
+    difficulty: Difficulty | None = Field(
+        None,
+        description="Of the generated catalogue (none: 1). 1: one attribute, the right product is "
+        "nearly always the first result. 2: two attributes, results in shuffled order. "
+        "3: also a third option, of look-alike values of two words.",
+    )
+    noun_tagger: NounTagger = Field(
+        "auto",
+        description="Nouns for r_type: spaCy's model, the built-in rules, or spaCy's "
+        "where it is installed.",
+    )
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> WebShopConfig:
+        if self.data_dir is not None and self.difficulty is not None:
+            raise ValueError("difficulty shapes the generated catalogue: drop it, or drop data_dir")
+        return self

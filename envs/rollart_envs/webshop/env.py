@@ -1,0 +1,225 @@
+"""The WebShop environment: one visit to the shop as a Gymnasium episode.
+
+Takes: actions ``search[words]`` and ``click[name]``. Gives: pages as text, and the shop's reward
+when something is bought. Never: keeps anything outside the instance but the shared, immutable shop.
+
+``search[...]`` works on every page, ``click[x]`` only on what is clickable; any other action
+changes nothing and says so in ``info["invalid_action"]``. An episode ends with ``click[buy now]``
+alone; how many turns it may take is the caller's to say. Success is a reward of exactly 1.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from os import PathLike
+from typing import Any
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from rollart_core.spaces import Text
+from rollart_envs.webshop import pages
+from rollart_envs.webshop.config import (
+    Difficulty,
+    Goals,
+    InstructionOn,
+    NounTagger,
+    ObservationMode,
+    WebShopConfig,
+)
+from rollart_envs.webshop.goals import Goal
+from rollart_envs.webshop.oracle import next_action
+from rollart_envs.webshop.session import PageKind, Session
+from rollart_envs.webshop.shop import SPLITS, open_shop
+
+_NUM_CORPUS_EPISODES = 1500
+_MAX_DEMO_TURNS = 40
+
+
+class WebShopEnv(gymnasium.Env[str, str]):
+    """A simulated shop; see :class:`rollart_envs.webshop.config.WebShopConfig` for the options."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
+
+    def __init__(
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        observation_mode: ObservationMode = "text",
+        goals: Goals = "synthetic",
+        seed: int = 0,
+        page_handles: bool = False,
+        results_per_page: int = 10,
+        instruction: InstructionOn = "every_page",
+        num_products: int | None = None,
+        difficulty: Difficulty | None = None,
+        noun_tagger: NounTagger = "auto",
+    ) -> None:
+        self.config = WebShopConfig.model_validate(
+            {
+                "data_dir": data_dir,
+                "observation_mode": observation_mode,
+                "goals": goals,
+                "seed": seed,
+                "page_handles": page_handles,
+                "results_per_page": results_per_page,
+                "instruction": instruction,
+                "num_products": num_products,
+                "difficulty": difficulty,
+                "noun_tagger": noun_tagger,
+            }
+        )
+        self.shop = open_shop(self.config)
+        self.observation_space = Text()
+        self.action_space = Text()
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The present visit.
+
+        Raises:
+            ResetNeeded: There is none yet.
+        """
+        if self._session is None:
+            raise ResetNeeded("call reset() before the first step")
+        return self._session
+
+    @property
+    def goal(self) -> Goal:
+        """What the present visit is for."""
+        return self.session.goal
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks ``split`` has."""
+        return len(self._split(split))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin a visit.
+
+        Args:
+            seed: Draws the goal, by upstream's weights, where ``options`` do not say which.
+            options: ``{"task": i, "split": "train"}`` for the i-th goal of a split, or
+                ``{"goal": i}`` for one of the whole list; ``{"split": ...}`` alone draws from it.
+
+        Raises:
+            ValueError: No such option, split, task or goal.
+        """
+        super().reset(seed=seed)
+        index = self._choose_goal(options or {})
+        self._session = Session(
+            self.shop,
+            self.shop.goals[index],
+            index,
+            self.config.results_per_page,
+            self.config.page_handles,
+        )
+        return self._observe(first=True), self._info(invalid=False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Do ``action`` and return observation, reward, terminated, truncated, info."""
+        session = self.session
+        if session.page == PageKind.DONE:
+            raise ResetNeeded("the visit ended with a purchase: call reset()")
+        done = session.act(action)
+        outcome = session.outcome
+        reward = float(outcome.reward) if outcome else 0.0
+        first = session.page == PageKind.SEARCH and not session.queries
+        info = self._info(invalid=not done)
+        return self._observe(first=first), reward, outcome is not None, False, info
+
+    def oracle(self) -> str | None:
+        """Return the expert's next action, or None when the visit is over."""
+        return next_action(self.session)
+
+    def corpus(self) -> Iterator[str]:
+        """Yield the texts of expert visits to ``train`` goals: pages and actions."""
+        goals = self._split("train")
+        stride = max(1, len(goals) // _NUM_CORPUS_EPISODES)
+        visitor = WebShopEnv(**self.config.model_dump())
+        for index in goals[::stride]:
+            observation, _ = visitor.reset(options={"goal": index})
+            yield observation
+            for _ in range(_MAX_DEMO_TURNS):
+                action = visitor.oracle()
+                if action is None:
+                    break
+                yield action
+                yield visitor.step(action)[0]
+
+    def close(self) -> None:
+        """Forget the visit."""
+        self._session = None
+
+    def _split(self, split: str) -> tuple[int, ...]:
+        if split not in self.shop.splits:
+            raise ValueError(f"no split {split!r}; WebShop has {', '.join(SPLITS)}")
+        return self.shop.splits[split]
+
+    def _choose_goal(self, options: dict[str, Any]) -> int:
+        unknown = sorted(set(options) - {"task", "split", "goal"})
+        if unknown:
+            raise ValueError(f"unknown reset option {unknown[0]!r}; there are task, split, goal")
+        if "goal" in options:
+            return _checked(options["goal"], len(self.shop.goals), "goal")
+        if "task" in options:
+            goals = self._split(options.get("split", "train"))
+            return goals[_checked(options["task"], len(goals), "task")]
+        draw = random.Random(int(self.np_random.integers(2**63)))
+        if "split" in options:
+            return draw.choice(self._split(options["split"]))
+        weights = self.shop.cumulative_weights
+        return min(bisect(weights, draw.uniform(0, weights[-1])), len(weights) - 1)
+
+    def _observe(self, *, first: bool) -> str:
+        show = first or self.config.instruction == "every_page"
+        return _RENDERERS[self.config.observation_mode](self.session, show)
+
+    def _info(self, *, invalid: bool) -> dict[str, Any]:
+        session = self.session
+        search = session.page == PageKind.SEARCH
+        clickables = list(session.clickables)
+        info: dict[str, Any] = {
+            "goal": session.goal_index,
+            "has_search_bar": search,
+            "clickables": clickables,
+            "available_actions": ["search[<words>]"]
+            if search
+            else [f"click[{name}]" for name in clickables],
+            "invalid_action": invalid,
+        }
+        if session.outcome is not None:
+            info["reward_components"] = session.outcome.components()
+            info["success"] = session.outcome.success
+            info["noun_tagger"] = self.shop.nouns.name
+        return info
+
+
+def _checked(index: object, size: int, what: str) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < size:
+        raise ValueError(f"{what}: {index!r} is not an index from 0 to {size - 1}")
+    return index
+
+
+def _text(session: Session, show: bool) -> str:
+    return pages.text(session, session.goal.instruction_text if show else None)
+
+
+def _text_rich(session: Session, show: bool) -> str:
+    return pages.text_rich(session, session.goal.instruction_text if show else None)
+
+
+def _terse(session: Session, show: bool) -> str:
+    return pages.terse(session, pages.terse_instruction(session.goal) if show else None)
+
+
+_RENDERERS: dict[str, Callable[[Session, bool], str]] = {
+    "text": _text,
+    "text_rich": _text_rich,
+    "html": _text,
+    "terse": _terse,
+}

@@ -1,0 +1,129 @@
+"""The generated catalogue: made by code from a seed, in the schema of the official files.
+
+Takes: a number of products, a difficulty and a seed. Gives: ``(rows, attributes, human)`` as the
+three official files would hold them. Never: draws from a global random state or copies real data.
+
+Design. Every product is one pair (attribute, noun) that no other product has, sold in two options
+of three or four values each. The words are few and shared, the combinations are not: a test product
+is made of words the policy has met, in a combination it has not. So what is to be learned is to
+*copy* from the instruction into the query and the clicks, not to know the catalogue by heart.
+No value is a fuzzy match for another one of its product, so every option must be right.
+
+Difficulty 1 asks for the pair, and a search for it puts the product first. Difficulty 2 asks for
+two attributes, look-alikes have one of them, and the shop shows the first page's worth of results
+in an order that says nothing. Difficulty 3 adds a third option, of two words that its values share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollart_envs.webshop.words import (
+    ATTRIBUTES,
+    BRANDS,
+    FINISHES,
+    HOWS,
+    KINDS,
+    Kind,
+)
+
+Rows = tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
+
+DEFAULT_NUM_PRODUCTS = 560
+MAX_PRODUCTS = sum(len(kind.nouns) for kind in KINDS) * len(ATTRIBUTES)
+_ASIN_LETTERS = "BCDFGHJKLMNPQRSTVWXZ0123456789"
+
+
+def generate(num_products: int = DEFAULT_NUM_PRODUCTS, difficulty: int = 1, seed: int = 0) -> Rows:
+    """Return products, their attributes and instructions, and instructions in free words.
+
+    Raises:
+        ValueError: More products are asked for than there are pairs of words.
+    """
+    if num_products > MAX_PRODUCTS:
+        raise ValueError(
+            f"num_products: the generated catalogue has at most {MAX_PRODUCTS}, not {num_products}"
+        )
+    rng = random.Random(f"rollart webshop {seed} {difficulty}")
+    rows: list[dict[str, Any]] = []
+    attributes: dict[str, dict[str, Any]] = {}
+    human: dict[str, list[dict[str, Any]]] = {}
+    for kind, noun, first in _pairs(num_products, rng):
+        row, extra, words = _product(kind, noun, first, difficulty, rng)
+        rows.append(row)
+        attributes[row["asin"]] = extra
+        human[row["asin"]] = [words]
+    return rows, attributes, human
+
+
+def _pairs(num_products: int, rng: random.Random) -> list[tuple[Kind, str, str]]:
+    """Return distinct (noun, attribute) pairs, the nouns used evenly, in random order."""
+    nouns = [(kind, noun) for kind in KINDS for noun in kind.nouns]
+    decks = [rng.sample(ATTRIBUTES, len(ATTRIBUTES)) for _ in nouns]
+    pairs = [
+        (*nouns[i % len(nouns)], decks[i % len(nouns)][i // len(nouns)])
+        for i in range(num_products)
+    ]
+    rng.shuffle(pairs)
+    return pairs
+
+
+def _product(
+    kind: Kind, noun: str, first: str, difficulty: int, rng: random.Random
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    attributes = [first]
+    if difficulty > 1:
+        attributes.append(rng.choice([a for a in ATTRIBUTES if a != first]))
+    asked = " ".join([*attributes, noun])
+    options = _options(kind, difficulty, rng)
+    asin = "B0" + "".join(rng.choices(_ASIN_LETTERS, k=8))
+    row = {
+        "name": f"{rng.choice(BRANDS)} {asked}",
+        "full_description": f"A {asked} for every day.",
+        "small_description": [f"{word} {noun}" for word in attributes],
+        "pricing": f"${rng.randint(4, 95)}.{rng.choice(('0', '5'))}",
+        "images": [""],
+        "product_category": f"{kind.path} › {noun}",
+        "average_rating": "",
+        "customization_options": {
+            name: [{"value": value, "image": None} for value in values]
+            for name, values in options.items()
+        },
+        "asin": asin,
+        "category": kind.category,
+        "query": noun,
+    }
+    extra = {
+        "attributes": attributes,
+        "instruction": f"Find me {asked}",
+        "instruction_attributes": attributes,
+    }
+    return row, extra, _free_words(asin, asked, attributes, options, rng)
+
+
+def _free_words(
+    asin: str,
+    asked: str,
+    attributes: Sequence[str],
+    options: Mapping[str, Sequence[str]],
+    rng: random.Random,
+) -> dict[str, Any]:
+    wanted = [rng.choice(values) for values in options.values()]
+    opening = rng.choice(("i am looking for", "i need", "please find", "get me", "i want to buy"))
+    return {
+        "asin": asin,
+        "instruction": f"{opening} {asked} in {' and '.join(wanted)}.",
+        "instruction_attributes": list(attributes),
+        "instruction_options": wanted,
+    }
+
+
+def _options(kind: Kind, difficulty: int, rng: random.Random) -> dict[str, list[str]]:
+    """Return option name -> values, in the order of the names (that of the instruction)."""
+    groups = {name: rng.sample(values, rng.randint(3, 4)) for name, values in kind.options}
+    if difficulty == 3:
+        finishes = [f"{how} {finish}" for how in HOWS for finish in FINISHES]
+        groups["finish"] = rng.sample(finishes, 5)
+    return dict(sorted(groups.items()))

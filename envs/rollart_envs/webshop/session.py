@@ -1,0 +1,199 @@
+"""An episode as a visitor of the shop lives it: which page, which query, what is chosen.
+
+Takes: the shop, a goal, actions. Gives: where the visitor is, and what can be clicked. Never: makes
+text; :mod:`rollart_envs.webshop.pages` shows a session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rollart_envs.webshop.goals import Goal
+from rollart_envs.webshop.products import Product
+from rollart_envs.webshop.reward import Outcome, judge
+from rollart_envs.webshop.shop import Shop
+
+BACK, NEXT, PREV, BUY = "Back to Search", "Next >", "< Prev", "Buy Now"
+SUB_PAGES = ("Description", "Features", "Reviews")
+_SUB_PAGE_OF = {name.lower(): name for name in SUB_PAGES}
+_BASE_URL = "http://127.0.0.1:3000"
+
+
+class PageKind(StrEnum):
+    """The pages of the shop."""
+
+    SEARCH = "search"
+    RESULTS = "results"
+    ITEM = "item"
+    SUB = "sub"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """What a click does besides what its name says."""
+
+    asin: str | None = None
+    option: str | None = None
+    """Name of the option a value belongs to."""
+
+
+_BUTTON = Click()
+
+
+def parse_action(action: str) -> tuple[str, str | None]:
+    """Split ``name[argument]``; the argument is None where the action has no such form.
+
+    Only the first line counts, and the last bracket pair on it that holds anything.
+    """
+    line = action.split("\n", 1)[0]
+    close = line.rfind("]")
+    start = line.rfind("[", 1, max(close - 1, 1))
+    if start < 1:
+        return action, None
+    return line[:start], line[start + 1 : close]
+
+
+@dataclass(slots=True)
+class Session:
+    """One visit with one goal."""
+
+    shop: Shop
+    goal: Goal
+    goal_index: int
+    page_size: int = 10
+    handles: bool = False
+    page: PageKind = PageKind.SEARCH
+    keywords: tuple[str, ...] = ()
+    page_number: int = 1
+    hits: tuple[Product, ...] = ()
+    """All results of the present query."""
+    product: Product | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    sub_page: str = ""
+    queries: list[str] = field(default_factory=list)
+    """Every query of this visit."""
+    last_option: str | None = None
+    """The option chosen by the last action, if that is what it did."""
+    outcome: Outcome | None = None
+    """The judged purchase, once there is one."""
+    clickables: Mapping[str, Click] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clickables = self._find_clickables()
+
+    def act(self, action: str) -> bool:
+        """Do ``action``; return False, and change nothing, when it is not possible here."""
+        name, given = parse_action(action)
+        argument = (given or "").lower()
+        if name == "search" and argument:
+            self._search(argument)
+        elif name == "click" and argument in self.clickables and argument != "search":
+            self._click(argument)
+        else:
+            return False
+        self.clickables = self._find_clickables()
+        return True
+
+    @property
+    def shown(self) -> tuple[Product, ...]:
+        """The products on the present page of results."""
+        start = (self.page_number - 1) * self.page_size
+        return self.hits[start : start + self.page_size]
+
+    @property
+    def url(self) -> str:
+        """The address upstream's browser would show."""
+        place = "/".join(
+            (_BASE_URL, _URL_NAMES[self.page], str(self.goal_index)) if self.page != PageKind.SEARCH
+            else (_BASE_URL, str(self.goal_index))
+        )  # fmt: skip
+        words = "+".join(self.keywords)
+        asin = self.product.asin if self.product else ""
+        if self.page == PageKind.RESULTS:
+            return f"{place}/{words}/{self.page_number}"
+        if self.page == PageKind.ITEM:
+            return f"{place}/{asin}/{words}/{self.page_number}/{json.dumps(self.options)}"
+        if self.page == PageKind.SUB:
+            options = json.dumps(self.options)
+            return f"{place}/{asin}/{words}/{self.page_number}/{self.sub_page}/{options}"
+        return f"{place}/{asin}/{self.options}" if self.page == PageKind.DONE else place
+
+    def link(self, position: int, product: Product) -> str:
+        """Return the text of the link to the product at ``position`` (from 0) on this page."""
+        return f"item {position + 1}" if self.handles else product.asin
+
+    def _search(self, query: str) -> None:
+        self.queries.append(query)
+        self.keywords = tuple(query.split(" "))
+        self.hits = self.shop.search(" ".join(self.keywords), self.page_size)
+        self._open_results(1)
+
+    def _open_results(self, number: int) -> None:
+        self.page, self.page_number = PageKind.RESULTS, number
+        self.product, self.options, self.last_option = None, {}, None
+
+    def _click(self, name: str) -> None:
+        click = self.clickables[name]
+        self.last_option = None
+        if name == BUY.lower():
+            self._buy()
+        elif name == BACK.lower():
+            self.page, self.keywords, self.hits = PageKind.SEARCH, (), ()
+            self.product, self.options = None, {}
+        elif name in (NEXT.lower(), PREV.lower()) and self.page == PageKind.RESULTS:
+            self._open_results(self.page_number + (1 if name == NEXT.lower() else -1))
+        elif name == PREV.lower() and self.page == PageKind.ITEM:
+            self._open_results(self.page_number)
+        elif name in _SUB_PAGE_OF:
+            self.page, self.sub_page = PageKind.SUB, _SUB_PAGE_OF[name]
+        else:
+            self._open_item(name, click)
+
+    def _open_item(self, name: str, click: Click) -> None:
+        self.page = PageKind.ITEM
+        if click.asin is not None:
+            self.product = self.shop.by_asin[click.asin]
+        elif click.option is not None:
+            self.options[click.option] = name
+            self.last_option = click.option
+
+    def _buy(self) -> None:
+        assert self.product is not None
+        self.page = PageKind.DONE
+        price = self.shop.prices[self.product.asin]
+        self.outcome = judge(self.product, self.goal, price, self.options, self.shop.nouns)
+
+    def _find_clickables(self) -> dict[str, Click]:
+        """Return what can be clicked, buttons first, then products, then options."""
+        if self.page == PageKind.SEARCH:
+            return {"search": _BUTTON}
+        if self.page == PageKind.DONE:
+            return {}
+        names = [BACK]
+        if self.page == PageKind.RESULTS:
+            names += [PREV, NEXT] if self.page_number > 1 else [NEXT]
+        else:
+            names.append(PREV)
+        if self.page == PageKind.ITEM:
+            names += [*SUB_PAGES, BUY]
+        found = {name.lower(): _BUTTON for name in names}
+        if self.page == PageKind.RESULTS:
+            for i, product in enumerate(self.shown):
+                found[self.link(i, product).lower()] = Click(asin=product.asin)
+        if self.page == PageKind.ITEM and self.product is not None:
+            for option, values in self.product.options.items():
+                found.update(dict.fromkeys(values, Click(option=option)))
+        return found
+
+
+_URL_NAMES = {
+    PageKind.SEARCH: "",
+    PageKind.RESULTS: "search_results",
+    PageKind.ITEM: "item_page",
+    PageKind.SUB: "item_sub_page",
+    PageKind.DONE: "done",
+}

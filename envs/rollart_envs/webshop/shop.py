@@ -1,0 +1,169 @@
+"""The shop: catalogue, search index, prices and goals, built once and shared by all environments.
+
+Takes: a :class:`WebShopConfig`. Gives: an immutable :class:`Shop`, the same object for every equal
+config in the process. Never: holds anything of an episode.
+
+Splits are by product: all goals of a product fall in one split. 5 of 28 products are ``test``, 3
+of 28 ``warm`` (the warm start's own checks), the rest ``train``; with the 560 products of the
+generated catalogue that is 100, 60 and 400.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from rollart_envs.webshop.config import WebShopConfig
+from rollart_envs.webshop.generate import DEFAULT_NUM_PRODUCTS, Rows, generate
+from rollart_envs.webshop.goals import Goal, human_goals, shuffled, synthetic_goals
+from rollart_envs.webshop.nouns import Nouns, make_nouns
+from rollart_envs.webshop.products import Product, draw_prices, load_products
+from rollart_envs.webshop.search import SearchIndex
+
+SPLITS = ("train", "warm", "test")
+_TEST, _WARM, _WHOLE = 5, 3, 28
+_FILES = ("items_shuffle_1000*.json", "items_ins_v2_1000*.json", "items_human_ins_1000*.json")
+_ALL_FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Everything about the shop that no episode changes."""
+
+    products: tuple[Product, ...]
+    prices: Mapping[str, float]
+    goals: tuple[Goal, ...]
+    """In upstream's shuffled order; ``options={"goal": i}`` indexes it."""
+    splits: Mapping[str, tuple[int, ...]]
+    """Split -> positions in ``goals``."""
+    index: SearchIndex
+    nouns: Nouns
+    by_asin: Mapping[str, Product]
+    cumulative_weights: tuple[float, ...]
+    shuffle_results: bool = False
+    """Whether the first results come in an order that says nothing (difficulty 2 and 3)."""
+
+    def search(self, query: str, page_size: int) -> tuple[Product, ...]:
+        """Return at most 50 products for ``query``, in the order they are shown."""
+        hits = list(self.index.search(query))
+        if self.shuffle_results:
+            head = hits[:page_size]
+            random.Random(query).shuffle(head)
+            hits[:page_size] = head
+        return tuple(self.products[i] for i in hits)
+
+
+_lock = threading.Lock()
+
+
+def open_shop(config: WebShopConfig) -> Shop:
+    """Return the shop of ``config``, building it on the first call in this process.
+
+    Raises:
+        ValueError: ``data_dir`` lacks a file or holds one that cannot be read.
+    """
+    with _lock:
+        return _build(
+            config.data_dir,
+            config.goals,
+            config.seed,
+            config.num_products,
+            config.difficulty or 1,
+            config.noun_tagger,
+        )
+
+
+@lru_cache(maxsize=8)
+def _build(
+    data_dir: Path | None,
+    kind: str,
+    seed: int,
+    num_products: int | None,
+    difficulty: int,
+    noun_tagger: Any,
+) -> Shop:
+    if data_dir is None:
+        raw = generate(num_products or DEFAULT_NUM_PRODUCTS, difficulty, seed)
+    else:
+        raw = read_files(data_dir)
+    rows, attributes, human = raw
+    products = tuple(load_products(rows[:num_products], attributes, human))
+    rng = random.Random(seed)
+    prices = draw_prices(products, rng)
+    make_goals = synthetic_goals if kind == "synthetic" else human_goals
+    goals = shuffled(make_goals(products, prices, rng))
+    if not goals:
+        raise ValueError(f"goals: {kind}: none of the {len(products)} products has one")
+    return Shop(
+        products=products,
+        prices=prices,
+        goals=goals,
+        splits=split_goals(goals),
+        index=SearchIndex(products),
+        nouns=make_nouns(noun_tagger),
+        by_asin={p.asin: p for p in products},
+        cumulative_weights=tuple(accumulate(g.weight for g in goals)),
+        shuffle_results=data_dir is None and difficulty > 1,
+    )
+
+
+def split_goals(goals: Sequence[Goal]) -> dict[str, tuple[int, ...]]:
+    """Return split -> positions in ``goals``, no product in two splits."""
+    asins = sorted({g.asin for g in goals})
+    random.Random("rollart webshop splits").shuffle(asins)
+    num_test = round(len(asins) * _TEST / _WHOLE)
+    num_warm = round(len(asins) * _WARM / _WHOLE)
+    split_of = dict.fromkeys(asins, "train")
+    split_of.update(dict.fromkeys(asins[:num_test], "test"))
+    split_of.update(dict.fromkeys(asins[num_test : num_test + num_warm], "warm"))
+    return {
+        split: tuple(i for i, g in enumerate(goals) if split_of[g.asin] == split)
+        for split in SPLITS
+    }
+
+
+def read_files(data_dir: Path) -> Rows:
+    """Read products, attributes and free-word instructions from ``data_dir``.
+
+    The 1,000-product files are taken where they are there, else the files of all products.
+
+    Raises:
+        ValueError: A file is missing or is not what it should be.
+    """
+    if not data_dir.is_dir():
+        raise ValueError(f"data_dir: no such folder: {data_dir}")
+    rows, attributes, human = (
+        _read_json(_find(data_dir, pattern, whole))
+        for pattern, whole in zip(_FILES, _ALL_FILES, strict=True)
+    )
+    if (
+        not isinstance(rows, list)
+        or not isinstance(attributes, dict)
+        or not isinstance(human, dict)
+    ):
+        raise ValueError(f"data_dir: {data_dir}: a list of products and two mappings are expected")
+    return rows, attributes, human
+
+
+def _find(data_dir: Path, pattern: str, whole: str) -> Path:
+    found = sorted(data_dir.glob(pattern)) or sorted(data_dir.glob(whole))
+    if not found:
+        raise ValueError(
+            f"data_dir: {data_dir} has no {pattern} (nor {whole}); "
+            "it should hold the official WebShop files"
+        )
+    return found[0]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ValueError(f"data_dir: cannot read {path.name}: {e}") from e
