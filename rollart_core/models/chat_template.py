@@ -1,0 +1,226 @@
+"""Chat templates: messages to text, and what a template puts between two turns.
+
+Takes: a Jinja template as Hugging Face models ship them. Gives: :class:`ChatTemplate`. Never:
+tokenizes, imports transformers, or runs a template outside Jinja's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, NoReturn
+
+from rollart_core.types import Message
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_GENERATION_TAG = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+_PLAIN_NODES = frozenset(
+    (
+        *("Template", "Output", "TemplateData", "For", "If", "Name", "Const", "Getattr", "Getitem"),
+        *("Compare", "Operand", "And", "Or", "Not", "Add", "Concat"),
+    )
+)
+_PLAIN_NAMES = frozenset(["add_generation_prompt", "bos_token", "eos_token", "messages"])
+_PLAIN_FACTS = frozenset(["role", "content", "first", "last", "index", "index0", "length"])
+
+
+class TemplateRefusal(ValueError):
+    """The template does not take this sequence of messages (many want strict alternation)."""
+
+
+class ChatTemplate:
+    """One compiled chat template.
+
+    Args:
+        source: Jinja source, with the variables and filters Hugging Face templates may use.
+        special_tokens: Text of ``bos_token``, ``eos_token`` and the like.
+
+    Raises:
+        ValueError: When the source is no Jinja template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        from jinja2 import TemplateError
+
+        environment = _environment()
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        plain = _GENERATION_TAG.sub(_without_generation, source)
+        try:
+            self._template = environment.from_string(plain)
+        except TemplateError as e:
+            raise ValueError(f"the chat template is no Jinja template: {e}") from e
+        self.is_plain = _is_plain(environment.parse(plain))
+        """Contents are put out as they are and nothing else is asked of them, so that what stands
+        around them follows from the roles alone (proven from the syntax tree, not guessed)."""
+        self._pieces_after = lru_cache(maxsize=4096)(self._find_pieces_after)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return the messages as text.
+
+        Raises:
+            TemplateRefusal: When the template does not take them.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError) as e:
+            raise TemplateRefusal(str(e)) from e
+
+    def continuation(
+        self, prompt: str, messages: Sequence[Message], action_index: int
+    ) -> tuple[str, str] | None:
+        """Return what follows the action when later messages and a generation prompt are added.
+
+        Args:
+            prompt: The rendering of ``messages[:action_index]`` with a generation prompt; not
+                looked at (and given back empty) when the template :attr:`is_plain`.
+            messages: The whole conversation.
+            action_index: Where in it the newest action of the policy is.
+
+        Returns:
+            The text from the end of the action on, and the new prompt; None when the template does
+            not merely append (it rewrites history, or strips part of the action).
+
+        Raises:
+            TemplateRefusal: When the template does not take the messages.
+        """
+        action = messages[action_index]["content"]
+        if self.is_plain:
+            pieces = self._pieces_after(tuple(m["role"] for m in messages), action_index)
+            if pieces is None:
+                return None
+            text = pieces[0] + "".join(
+                m["content"] + piece
+                for m, piece in zip(messages[action_index + 1 :], pieces[1:], strict=True)
+            )
+            return text, ""
+        after = self.render(messages, add_generation_prompt=True)
+        if not after.startswith(prompt):
+            return None
+        for content in (action, action.strip()):
+            if after.startswith(content, len(prompt)):
+                return after[len(prompt) + len(content) :], after
+        return None
+
+    def _find_pieces_after(self, roles: tuple[str, ...], action_index: int) -> list[str] | None:
+        """Return the text between the contents from the action on; None when not appended."""
+        before = self._pieces(roles[:action_index])
+        after = self._pieces(roles)
+        if before is None or after is None or after[: action_index + 1] != before:
+            return None
+        return after[action_index + 1 :]
+
+    def _pieces(self, roles: tuple[str, ...]) -> list[str] | None:
+        """Return the text before, between and after the contents; None when some are left out."""
+        marks = [f"\x00{i}\x00" for i in range(len(roles))]
+        messages = [Message(role=r, content=m) for r, m in zip(roles, marks, strict=True)]
+        text = self.render(messages, add_generation_prompt=True)
+        pieces = re.split(r"\x00(\d+)\x00", text)
+        if [int(i) for i in pieces[1::2]] != list(range(len(roles))):
+            return None
+        return pieces[::2]
+
+
+def fold(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages for a template that wants ``user, assistant, user, ...`` and no system.
+
+    Neighbours of the policy's side of the talk are left alone; all others are joined into one user
+    message by blank lines.
+    """
+    folded: list[Message] = []
+    for message in messages:
+        role = "assistant" if message["role"] == "assistant" else "user"
+        if folded and role == "user" == folded[-1]["role"]:
+            content = f"{folded[-1]['content']}\n\n{message['content']}"
+            folded[-1] = Message(role=role, content=content)
+        else:
+            folded.append(Message(role=role, content=message["content"]))
+    return folded
+
+
+def _is_plain(tree: nodes.Template) -> bool:
+    """Tell whether the text around the contents follows from the roles alone."""
+    targets = {node.target.name for node in _find(tree, "For") if hasattr(node.target, "name")}
+    return all(
+        type(node).__name__ in _PLAIN_NODES and _is_plain_use(node, parents, targets)
+        for node, parents in _walk(tree, ())
+    )
+
+
+def _is_plain_use(node: nodes.Node, parents: tuple[str, ...], targets: set[str]) -> bool:
+    kind = type(node).__name__
+    if kind in ("Getattr", "Getitem"):
+        fact = getattr(node, "attr", None) or getattr(getattr(node, "arg", None), "value", None)
+        if parents[-1] in ("Getattr", "Getitem"):
+            return fact != "content"
+        inside_output = all(
+            p in ("Output", "Add", "Concat") for p in parents[_last_output(parents) :]
+        )
+        return fact in _PLAIN_FACTS and (fact != "content" or inside_output)
+    if kind == "Name" and parents[-1] not in ("Getattr", "Getitem"):
+        name: str = node.name  # type: ignore[attr-defined]
+        if parents[-1] == "For":
+            return name == "messages" or name in targets
+        return name in _PLAIN_NAMES - {"messages"}
+    return True
+
+
+def _last_output(parents: tuple[str, ...]) -> int:
+    return max((i for i, p in enumerate(parents) if p == "Output"), default=0)
+
+
+def _walk(
+    node: nodes.Node, parents: tuple[str, ...]
+) -> Iterator[tuple[nodes.Node, tuple[str, ...]]]:
+    yield node, parents
+    for child in node.iter_child_nodes():
+        yield from _walk(child, (*parents, type(node).__name__))
+
+
+def _find(tree: nodes.Template, kind: str) -> Iterator[nodes.For]:
+    return (node for node, _ in _walk(tree, ()) if type(node).__name__ == kind)  # type: ignore[misc]
+
+
+def _without_generation(tag: re.Match[str]) -> str:
+    """Turn the tag that marks the assistant's words for transformers into one that does nothing."""
+    return f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the Jinja environment that Hugging Face templates are written for."""
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(value: object, indent: int | None = None) -> str:
+    """Return JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

@@ -1,0 +1,243 @@
+"""A model from nothing: a small Qwen3-architecture model and a tokenizer trained on given text.
+
+Takes: texts and :class:`rollart_core.config.NewModel`. Gives: a model folder that transformers
+loads. Never: imports torch or transformers (weights are drawn with numpy and written as
+safetensors), and never iterates a set, so that the same input gives the same bytes.
+
+The tokenizer is made for tiny models that must copy words token by token:
+
+* A word is the same token wherever it stands. The normaliser turns the one space between two words
+  into a mark at the head of the second, and puts the same mark at the head of every other word, so
+  that ``red`` in ``click[red]``, in ``a red shirt`` and at the start of a line is one and the same
+  token. The decoder writes the mark as a space after a word character, else as nothing. The text
+  comes back exactly (but for the mark itself, U+001F, which is dropped). Plain byte-level BPE gives
+  ``red`` and `` red`` two unrelated tokens; a token for each space would cost half as many again.
+* Digits and square brackets stand alone, so that ``]`` ends a copied value in one way only; tags
+  in capitals, such as `` [SEP] ``, may become one token.
+* Three template tokens a turn: ``observation <|assistant|> action <|end|> observation ...``. Only a
+  first message, or one that follows another of the same side, needs ``<|user|>``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rollart_core.config import NewModel
+from rollart_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MARK = "\x1f"
+"""Stands at the head of every word inside the tokenizer."""
+PAD, END, SYSTEM, USER, ASSISTANT = SPECIAL_TOKENS = (
+    "<|pad|>",
+    "<|end|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+)
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' -%}
+{{- '<|assistant|>' + message['content'] + '<|end|>' -}}
+{%- elif message['role'] == 'system' -%}
+{{- '<|system|>' + message['content'] -}}
+{%- elif loop.first or loop.previtem['role'] != 'assistant' -%}
+{{- '<|user|>' + message['content'] -}}
+{%- else -%}
+{{- message['content'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|assistant|>' -}}
+{%- endif -%}
+"""
+_LETTERS = r"\p{L}\p{M}_"
+_WORD = rf"[{_LETTERS}\p{{N}}]"
+r"""Spelled out: what ``\w`` holds differs within Oniguruma itself (``²`` is one case)."""
+_PRE_TOKEN = "|".join(
+    (
+        rf" ?\[{MARK}[A-Z]{{2,}}\] ?",  # a tag in capitals
+        rf"{MARK}?\p{{N}}",  # one digit
+        rf"{MARK}?[{_LETTERS}]+",  # a word, or the rest of one after digits
+        r"[\[\]]",
+        rf"[^{_LETTERS}\p{{N}}\[\]{MARK}]+",  # punctuation and white space
+    )
+)
+_MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer; the same texts give the same tokenizer.
+
+    Args:
+        texts: What the policy will read and write.
+        vocab_size: Most tokens, special ones included; short texts may give fewer.
+
+    Raises:
+        ConfigError: When ``vocab_size`` has no room for the bytes and special tokens.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    if vocab_size < _MIN_VOCAB_SIZE:
+        raise ConfigError(
+            f"model.vocab_size: {vocab_size} given, at least {_MIN_VOCAB_SIZE} needed"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(MARK, ""),
+            # tokenizers panics on what is inserted at the very start by Replace; Prepend may
+            normalizers.Prepend(MARK),
+            normalizers.Replace(Regex(rf"^{MARK}(?!{_WORD})"), ""),
+            normalizers.Replace(Regex(rf"(?<={_WORD}) (?={_WORD})"), MARK),
+            normalizers.Replace(Regex(rf"(?<!{_WORD}|{MARK})(?={_WORD})"), MARK),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PRE_TOKEN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.ByteLevel(),
+            decoders.Replace(Regex(rf"(?<={_WORD}){MARK}"), " "),
+            decoders.Replace(MARK, ""),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def new_model(path: str | Path, spec: NewModel, texts: Iterable[str], seed: int) -> Path:
+    """Write a model folder: config, random weights, tokenizer and chat template.
+
+    Args:
+        path: The folder; made if missing, files of these names in it are overwritten.
+        spec: Shape of the model; the embedding is padded to a multiple of 64 rows.
+        texts: What to train the tokenizer on.
+        seed: Of the weights.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: When the shape cannot be built.
+    """
+    from safetensors.numpy import save_file
+
+    if spec.num_heads % spec.num_kv_heads:
+        raise ConfigError(
+            f"model.num_heads: {spec.num_heads} is no multiple of num_kv_heads {spec.num_kv_heads}"
+        )
+    if spec.head_dim % 2:
+        raise ConfigError(f"model.head_dim: {spec.head_dim} is odd; rotary positions need pairs")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(texts, spec.vocab_size)
+    num_rows = -(-tokenizer.get_vocab_size(with_added_tokens=True) // 64) * 64
+    pad_id, end_id = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
+    ids = {"bos_token_id": None, "eos_token_id": end_id, "pad_token_id": pad_id}
+    _write_tokenizer(folder, tokenizer, spec.max_positions)
+    _write_json(folder / "config.json", {**_config(spec, num_rows), **ids})
+    _write_json(folder / "generation_config.json", {**ids, "do_sample": True})
+    weights = random_weights(spec, num_rows, seed)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def random_weights(spec: NewModel, num_rows: int, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Draw the weights of a Qwen3 model with tied embeddings.
+
+    Matrices are normal with standard deviation ``1 / sqrt(fan_in)``, those that write to the
+    residual stream smaller by ``sqrt(2 * num_layers)`` (GPT-2's rule); the embedding is 0.02, which
+    keeps the first logits near uniform; norms are 1. The usual 0.02 throughout leaves narrow
+    layers nearly silent.
+    """
+    rng = np.random.default_rng(seed)
+    width, q_width = spec.width, spec.num_heads * spec.head_dim
+    kv_width, ffn = spec.num_kv_heads * spec.head_dim, spec.ffn_width
+    depth = float(np.sqrt(2 * spec.num_layers))
+    weights = {"model.embed_tokens.weight": _normal(rng, (num_rows, width), 0.02)}
+    for layer in range(spec.num_layers):
+        shapes = {
+            "self_attn.q_proj": ((q_width, width), 1.0),
+            "self_attn.k_proj": ((kv_width, width), 1.0),
+            "self_attn.v_proj": ((kv_width, width), 1.0),
+            "self_attn.o_proj": ((width, q_width), depth),
+            "mlp.gate_proj": ((ffn, width), 1.0),
+            "mlp.up_proj": ((ffn, width), 1.0),
+            "mlp.down_proj": ((width, ffn), depth),
+        }
+        for name, (shape, shrink) in shapes.items():
+            std = 1 / (shrink * float(np.sqrt(shape[1])))
+            weights[f"model.layers.{layer}.{name}.weight"] = _normal(rng, shape, std)
+        for name in ("self_attn.q_norm", "self_attn.k_norm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = np.ones(spec.head_dim, np.float32)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = np.ones(width, np.float32)
+    return weights | {"model.norm.weight": np.ones(width, np.float32)}
+
+
+def _normal(
+    rng: np.random.Generator, shape: tuple[int, int], std: float
+) -> npt.NDArray[np.float32]:
+    return (rng.standard_normal(shape) * std).astype(np.float32)
+
+
+def _config(spec: NewModel, num_rows: int) -> dict[str, object]:
+    """Return what transformers calls config.json."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": spec.dtype,
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": spec.width,
+        "initializer_range": 0.02,
+        "intermediate_size": spec.ffn_width,
+        "max_position_embeddings": spec.max_positions,
+        "model_type": "qwen3",
+        "num_attention_heads": spec.num_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "vocab_size": num_rows,
+    }
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_positions: int) -> None:
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_positions,
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,237 @@
+"""Tokenizers with a chat template, light enough for the controller's process.
+
+Takes: a local folder or a hub id. Gives: :class:`ChatTokenizer`. Never: imports torch or
+transformers where the folder holds ``tokenizer.json`` and a chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from rollart_core.errors import ConfigError, first_line
+from rollart_core.models.chat_template import ChatTemplate
+from rollart_core.types import Message
+
+_CACHED_CHARS = 8192
+"""Longer texts are not kept in the cache: few, and too large to keep thousands of."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a :class:`ChatTokenizer` is made of."""
+
+    encode: Callable[[str], list[int]]
+    """No special tokens are added; those spelled out in the text are recognised."""
+    decode: Callable[[Sequence[int], bool], str]
+    """``(ids, skip_special_tokens)``."""
+    template: ChatTemplate
+    stop_token_ids: tuple[int, ...]
+    vocab_size: int
+    fingerprint: str
+
+
+class ChatTokenizer:
+    """A tokenizer and its chat template.
+
+    Args:
+        parts: See :class:`TokenizerParts`.
+    """
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template."""
+        return self._parts.template
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn of the policy; the first is the one the template writes."""
+        return self._parts.stop_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are; the embedding of the model may be larger."""
+        return self._parts.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of vocabulary, rules and template: equal means the same tokens for every text."""
+        return self._parts.fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of the text; nothing is added, special tokens in it are recognised."""
+        if len(text) > _CACHED_CHARS:
+            return self._parts.encode(text)
+        return list(self._encode_short(text))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        return self._parts.decode(token_ids, skip_special_tokens)
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """Return the messages as text through the chat template.
+
+        Raises:
+            TemplateRefusal: When the template does not take this sequence of messages.
+        """
+        return self._parts.template.render(messages, add_generation_prompt)
+
+    def _encode_tuple(self, text: str) -> tuple[int, ...]:
+        return tuple(self._parts.encode(text))
+
+
+def load_tokenizer(path: str | Path) -> ChatTokenizer:
+    """Load a tokenizer with its chat template.
+
+    Args:
+        path: A model folder, or a hub id such as ``Qwen/Qwen3-0.6B``.
+
+    Raises:
+        ConfigError: When there is no tokenizer, or it has no chat template.
+    """
+    folder = Path(path)
+    if (folder / "tokenizer.json").is_file():
+        return _from_folder(folder)
+    if folder.exists() and not (folder / "tokenizer_config.json").is_file():
+        raise ConfigError(
+            f"model.path: {str(path)!r} is no model folder: it holds neither tokenizer.json "
+            "nor tokenizer_config.json"
+        )
+    if not folder.exists() and not _looks_like_hub_id(str(path)):
+        raise ConfigError(
+            f"model.path: {str(path)!r} does not exist; give a local model folder or a hub id "
+            "such as 'Qwen/Qwen3-0.6B'"
+        )
+    return _from_transformers(str(path))
+
+
+def _from_folder(folder: Path) -> ChatTokenizer:
+    from tokenizers import Tokenizer
+
+    config = _read_json(folder / "tokenizer_config.json")
+    try:
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as e:  # tokenizers raises plain Exception
+        raise ConfigError(f"model.path: {folder / 'tokenizer.json'}: {first_line(str(e))}") from e
+    jinja = folder / "chat_template.jinja"
+    source = (
+        jinja.read_text() if jinja.is_file() else _default_template(config.get("chat_template"))
+    )
+    specials = {
+        key: token["content"] if isinstance(token, dict) else token
+        for key, token in config.items()
+        if key.endswith("_token") and isinstance(token, str | dict)
+    }
+    generation = _read_json(folder / "generation_config.json")
+    return _from_backend(backend, source, specials, generation.get("eos_token_id"), str(folder))
+
+
+def _from_transformers(path: str) -> ChatTokenizer:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as e:
+        raise ConfigError(f"model.path: no tokenizer at {path!r}: {first_line(str(e))}") from e
+    try:
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # a model without generation_config.json
+        eos = None
+    specials = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
+    source = _default_template(tokenizer.chat_template)
+    if getattr(tokenizer, "is_fast", False):
+        return _from_backend(tokenizer.backend_tokenizer, source, specials, eos, path)
+    own = tokenizer.eos_token_id
+    vocab = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return ChatTokenizer(
+        TokenizerParts(
+            encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+            decode=lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip)),
+            template=_template(source, specials, path),
+            stop_token_ids=_stop_token_ids(own, eos, path),
+            vocab_size=len(tokenizer),
+            fingerprint=_fingerprint(vocab, source or ""),
+        )
+    )
+
+
+def _from_backend(
+    backend: Any, source: str | None, specials: Mapping[str, str], eos: object, path: str
+) -> ChatTokenizer:
+    """Build on a ``tokenizers.Tokenizer``."""
+    backend.no_padding()
+    backend.no_truncation()
+    own = backend.token_to_id(specials["eos_token"]) if "eos_token" in specials else None
+    return ChatTokenizer(
+        TokenizerParts(
+            encode=lambda text: list(backend.encode(text, add_special_tokens=False).ids),
+            decode=lambda ids, skip: str(backend.decode(ids, skip_special_tokens=skip)),
+            template=_template(source, specials, path),
+            stop_token_ids=_stop_token_ids(own, eos, path),
+            vocab_size=backend.get_vocab_size(with_added_tokens=True),
+            fingerprint=_fingerprint(backend.to_str(), source or ""),
+        )
+    )
+
+
+def _template(source: str | None, specials: Mapping[str, str], path: str) -> ChatTemplate:
+    if not source:
+        raise ConfigError(
+            f"model.path: the tokenizer at {path!r} has no chat template; "
+            "add a chat_template.jinja to its folder"
+        )
+    try:
+        return ChatTemplate(source, specials)
+    except ValueError as e:
+        raise ConfigError(f"model.path: {path}: {first_line(str(e))}") from e
+
+
+def _default_template(templates: object) -> str | None:
+    """Return the template; some tokenizers have several, by name."""
+    if isinstance(templates, str):
+        return templates
+    if isinstance(templates, list):
+        templates = {t["name"]: t["template"] for t in templates}
+    if isinstance(templates, dict):
+        return str(templates["default"]) if "default" in templates else None
+    return None
+
+
+def _stop_token_ids(own: int | None, generation: object, path: str) -> tuple[int, ...]:
+    """Return the tokenizer's own end token first, then what the generation config adds."""
+    more = generation if isinstance(generation, list) else [generation]
+    found = dict.fromkeys(int(i) for i in [own, *more] if i is not None)
+    if not found:
+        raise ConfigError(f"model.path: the tokenizer at {path!r} names no eos_token")
+    return tuple(found)
+
+
+def _fingerprint(*texts: str) -> str:
+    digest = blake2b(digest_size=16)
+    for text in texts:
+        digest.update(len(text).to_bytes(8, "little") + text.encode())
+    return digest.hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file, or an empty one when there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as e:
+        raise ConfigError(f"model.path: {path} is no JSON object: {first_line(str(e))}") from e
+
+
+def _looks_like_hub_id(path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))

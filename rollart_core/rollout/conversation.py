@@ -1,0 +1,203 @@
+"""The token rows of one episode: token in, token out.
+
+    observe(observation) -> prompt -> engine -> record(result) -> action -> env.step -> observe ...
+
+Takes: observations and what the engine sampled. Gives: the prompt of the next turn, the action as
+text, and the samples for training. Never: encodes again what the policy sampled, or calls an engine
+or an environment.
+
+A later turn extends the row with what the chat template puts between (the end of the policy's
+message where it was not sampled, the new messages, the generation prompt). Where the template
+does not merely append (it drops earlier thinking, say), the row is kept as a sample as it is, and a
+new one begins with the whole conversation rendered afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollart_core.contracts.inference import GenerateResult
+from rollart_core.errors import EnvironmentFailure, InferenceFailure, first_line
+from rollart_core.models.chat_template import TemplateRefusal, fold
+from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_core.types import Message, Observation, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What the policy sampled in one turn, and where it stands in the row."""
+
+    start: int
+    turn: int
+    result: GenerateResult
+
+
+class Conversation:
+    """Build the token rows of one episode.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        max_context_tokens: Longest row; :meth:`room` counts down to it.
+    """
+
+    __slots__ = (
+        "_action_index",
+        "_max_context_tokens",
+        "_messages",
+        "_prompt",
+        "_row",
+        "_sampled",
+        "_samples",
+        "_tokenizer",
+        "_turn",
+    )
+
+    def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_context_tokens = max_context_tokens
+        self._messages: list[Message] = []
+        self._prompt = ""
+        self._action_index: int | None = None
+        self._row: list[int] = []
+        self._sampled: list[_Sampled] = []
+        self._samples: list[Sample] = []
+        self._turn = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        """The whole row so far: what the engine is given."""
+        return list(self._row)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the present row."""
+        return len(self._row)
+
+    def room(self) -> int:
+        """Return how many tokens the present row may still grow by; never negative."""
+        return max(0, self._max_context_tokens - len(self._row))
+
+    def observe(self, observation: Observation) -> None:
+        """Show the policy something.
+
+        Args:
+            observation: Text (one user message), or chat messages.
+
+        Raises:
+            EnvironmentFailure: When the chat template does not take the messages, even folded.
+        """
+        if isinstance(observation, str):
+            observation = [Message(role="user", content=observation)]
+        messages = [*self._messages, *observation]
+        try:
+            self._show(messages)
+        except TemplateRefusal:
+            try:
+                self._show(self._folded(observation))
+            except TemplateRefusal as e:
+                message = f"the chat template refuses the messages: {first_line(str(e))}"
+                raise EnvironmentFailure(message, boundary="observation") from e
+
+    def record(self, result: GenerateResult) -> str:
+        """Take what the policy sampled in this turn.
+
+        Returns:
+            The action: the text without the stop token and other special tokens.
+
+        Raises:
+            InferenceFailure: When logprobs or spans do not cover the tokens.
+        """
+        _check(result)
+        self._sampled.append(_Sampled(len(self._row), self._turn, result))
+        self._row.extend(result.token_ids)
+        self._turn += 1
+        ids = result.token_ids
+        stops = self._tokenizer.stop_token_ids
+        action = self._tokenizer.decode(
+            ids[:-1] if ids and ids[-1] in stops else ids, skip_special_tokens=True
+        )
+        self._action_index = len(self._messages)
+        self._messages.append(Message(role="assistant", content=action))
+        return action
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return one sample per row that holds sampled tokens, each cut after the last of them."""
+        last = self._sample()
+        return tuple(self._samples) if last is None else (*self._samples, last)
+
+    def _folded(self, observation: list[Message]) -> list[Message]:
+        """Return the conversation with the new messages folded; what was accepted stays."""
+        if self._messages and self._action_index is None:
+            return fold([*self._messages, *observation])
+        return [*self._messages, *fold(observation)]
+
+    def _show(self, messages: list[Message]) -> None:
+        """Extend the row by the messages after the action, or begin a new one."""
+        extension = None
+        if self._action_index is not None:
+            extension = self._tokenizer.template.continuation(
+                self._prompt, messages, self._action_index
+            )
+        if extension is None:
+            self._begin(messages)
+        else:
+            text, self._prompt = extension
+            tokens = self._tokenizer.encode(text)
+            ended = self._row[-1:] if self._sampled[-1].result.token_ids else []
+            is_stop = bool(ended) and ended[0] in self._tokenizer.stop_token_ids
+            self._row.extend(tokens[1:] if is_stop and tokens[:1] == ended else tokens)
+        self._messages = messages
+        self._action_index = None
+
+    def _begin(self, messages: list[Message]) -> None:
+        prompt = self._tokenizer.render(messages, add_generation_prompt=True)
+        finished = self._sample()
+        if finished is not None:
+            self._samples.append(finished)
+        self._prompt = "" if self._tokenizer.template.is_plain else prompt
+        self._row = self._tokenizer.encode(prompt)
+        self._sampled = []
+
+    def _sample(self) -> Sample | None:
+        """Return the present row as a sample; None when nothing in it was sampled."""
+        ends = [s.start + len(s.result.token_ids) for s in self._sampled if s.result.token_ids]
+        if not ends:
+            return None
+        num_tokens = ends[-1]
+        sample = Sample(
+            token_ids=np.array(self._row[:num_tokens], dtype=np.int32),
+            loss_mask=np.zeros(num_tokens, dtype=np.bool_),
+            inference_logprobs=np.zeros(num_tokens, dtype=np.float32),
+            policy_versions=np.full(num_tokens, -1, dtype=np.int32),
+            turn_ids=np.full(num_tokens, -1, dtype=np.int32),
+        )
+        for sampled in self._sampled:
+            _mark(sample, sampled)
+        return sample
+
+
+def _mark(sample: Sample, sampled: _Sampled) -> None:
+    """Write one turn's facts into the arrays of the sample."""
+    start, result = sampled.start, sampled.result
+    stop = start + len(result.token_ids)
+    sample.loss_mask[start:stop] = True
+    sample.inference_logprobs[start:stop] = result.inference_logprobs
+    sample.turn_ids[start:stop] = sampled.turn
+    for span in result.spans:
+        sample.policy_versions[start + span.start : start + span.stop] = span.policy_version
+
+
+def _check(result: GenerateResult) -> None:
+    num_tokens = len(result.token_ids)
+    edges: Sequence[int] = [0, *(span.stop for span in result.spans)]
+    starts = [span.start for span in result.spans]
+    if len(result.inference_logprobs) != num_tokens:
+        what = f"{len(result.inference_logprobs)} logprobs for {num_tokens} tokens"
+    elif starts != edges[:-1] or edges[-1] != num_tokens:
+        what = f"spans {list(result.spans)} do not cover {num_tokens} tokens"
+    else:
+        return
+    raise InferenceFailure(f"generate: the engine answered {what}", boundary="generate")

@@ -1,0 +1,180 @@
+"""Demonstrations for the warm start: the environment's own expert, as if the policy had sampled it.
+
+Takes: environments that have ``oracle()``. Gives: training samples, one at a time, and text for a
+tokenizer. Never: calls a model. Both generators stop cleanly (``close()`` closes the environment),
+so a thread can draw fresh demonstrations while the trainer trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from rollart_core.contracts.env import HasCorpus, HasOracle, TextEnv
+from rollart_core.contracts.inference import GenerateResult
+from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
+from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_core.rollout.conversation import Conversation
+from rollart_core.types import Observation, Sample, Task, TokenSpan
+
+MakeEnv: TypeAlias = Callable[[], TextEnv]
+_MOST_MISSES = 256
+"""In a row; then it is no use to go on, and an endless stream of tasks would never yield."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """What the expert saw and did."""
+
+    turns: list[tuple[Observation, str]]
+    total: float
+    """Sum of the rewards."""
+    success: bool | None
+    """What the environment says; None when it says nothing."""
+
+    def is_worth(self, min_return: float | None) -> bool:
+        """Tell whether to imitate it."""
+        if min_return is not None:
+            return self.total >= min_return
+        return self.total > 0 if self.success is None else self.success
+
+
+def demonstrations(
+    make_env: MakeEnv,
+    tokenizer: ChatTokenizer,
+    tasks: Iterable[Task],
+    *,
+    max_turns: int,
+    max_context_tokens: int,
+    min_return: float | None = None,
+) -> Iterator[Sample]:
+    """Yield the samples of the expert's episodes, one environment used for all and closed after.
+
+    The expert's action and the stop token are marked as sampled, with logprobs 0 and version 0.
+    Episodes that are not worth imitating (see ``min_return``), do not end in ``max_turns``, or
+    outgrow ``max_context_tokens`` are left out.
+
+    Args:
+        make_env: Makes the environment; called once, when the first sample is asked for.
+        tokenizer: The policy's.
+        tasks: May be endless.
+        max_turns: Longest episode.
+        max_context_tokens: Longest row.
+        min_return: Least sum of rewards of an episode that is worth imitating; None: what
+            ``info["success"]`` says at its end, or a sum above 0 where it says nothing.
+
+    Raises:
+        ConfigError: When the environment has no ``oracle()``, or its oracle gives nothing to
+            imitate in all tasks, or in ``256`` in a row.
+        EnvironmentFailure: When the environment raises.
+    """
+    with closing(make_env()) as env:
+        oracle = _oracle(env)
+        num_misses, found = 0, False
+        for task in tasks:
+            episode = _episode(env, oracle, task, max_turns)
+            samples: tuple[Sample, ...] = ()
+            if episode is not None and episode.is_worth(min_return):
+                samples = _samples(episode, tokenizer, max_context_tokens)
+            found, num_misses = found or bool(samples), 0 if samples else num_misses + 1
+            if num_misses == _MOST_MISSES:
+                break
+            yield from samples
+        if not found or num_misses == _MOST_MISSES:
+            raise ConfigError(_nothing_to_imitate(env, num_misses, max_turns, max_context_tokens))
+
+
+def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> Iterator[str]:
+    """Yield texts to train a tokenizer on; the environment is not closed.
+
+    That is the environment's ``corpus()`` where it has one, else what its expert reads and writes.
+
+    Raises:
+        ConfigError: When the environment has neither ``corpus()`` nor ``oracle()``.
+        EnvironmentFailure: When the environment raises.
+    """
+    if callable(getattr(env, "corpus", None)):
+        with boundary(EnvironmentFailure, "env.corpus"):
+            yield from cast(HasCorpus, env).corpus()
+        return
+    oracle = _oracle(env)
+    for task in tasks:
+        episode = _episode(env, oracle, task, max_turns)
+        for observation, action in episode.turns if episode else ():
+            yield from _texts(observation)
+            yield action
+
+
+def _oracle(env: TextEnv) -> Callable[[], str | None]:
+    if not callable(getattr(env, "oracle", None)):
+        raise ConfigError(
+            f"warm_start: {type(env).__name__} has no oracle(), the expert's next action; "
+            "give it one, or leave warm_start out"
+        )
+    return cast(HasOracle, env).oracle
+
+
+def _episode(
+    env: TextEnv, oracle: Callable[[], str | None], task: Task, max_turns: int
+) -> _Episode | None:
+    """Return what the expert saw and did; None when it did not come to an end."""
+    turns: list[tuple[Observation, str]] = []
+    options = {"task": task.index, "split": task.split}
+    with boundary(EnvironmentFailure, "env.reset"):
+        observation, _ = env.reset(seed=task.seed, options=options)
+    total = 0.0
+    while len(turns) < max_turns:
+        with boundary(EnvironmentFailure, "env.oracle"):
+            action = oracle()
+        if action is None:
+            return None
+        turns.append((observation, action))
+        with boundary(EnvironmentFailure, "env.step"):
+            observation, reward, terminated, truncated, info = env.step(action)
+        total += float(reward)
+        if terminated or truncated:
+            success = info.get("success")
+            return _Episode(turns, total, None if success is None else bool(success))
+    return None
+
+
+def _samples(
+    episode: _Episode, tokenizer: ChatTokenizer, max_context_tokens: int
+) -> tuple[Sample, ...]:
+    """Return the samples of the episode; none when a row outgrows the context."""
+    conversation = Conversation(tokenizer, max_context_tokens=max_context_tokens)
+    for observation, action in episode.turns:
+        conversation.observe(observation)
+        conversation.record(_as_sampled(tokenizer, action))
+        if conversation.num_tokens > max_context_tokens:
+            return ()
+    return conversation.samples()
+
+
+def _as_sampled(tokenizer: ChatTokenizer, action: str) -> GenerateResult:
+    """Return the action and the stop token as if the engine had sampled them."""
+    token_ids = [*tokenizer.encode(action), tokenizer.stop_token_ids[0]]
+    num_tokens = len(token_ids)
+    return GenerateResult(
+        token_ids=token_ids,
+        inference_logprobs=[0.0] * num_tokens,
+        spans=(TokenSpan(0, num_tokens, 0),),
+        finish_reason="stop",
+    )
+
+
+def _nothing_to_imitate(
+    env: TextEnv, num_tasks: int, max_turns: int, max_context_tokens: int
+) -> str:
+    return (
+        f"warm_start: the oracle of {type(env).__name__} gave nothing to imitate in {num_tasks} "
+        f"tasks: it must succeed within {max_turns} turns and {max_context_tokens} tokens"
+    )
+
+
+def _texts(observation: Observation) -> list[str]:
+    if isinstance(observation, str):
+        return [observation]
+    return [message["content"] for message in observation]
