@@ -1,0 +1,368 @@
+"""The embedded inference engine: continuous batching in the caller's process, with no server.
+
+    generate() -> waiting -> [slot free] -> running -> step, step, ... -> result
+                                              ^  each step computes, for every running request, the
+                                              |  tokens that are not in the cache yet, and samples
+    load_weights() between two steps ---------+  where that reaches the newest token
+
+Takes: token ids. Gives: token ids, logprobs and the policy_version of each span. Never: tokenizes,
+or blocks the loop for longer than one step.
+
+Prompt, generated, evicted and (after a weight swap) stale tokens are all the same to a step: what
+is known of a session but not in its cache is computed, oldest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollart_core.contracts.inference import (
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    InferenceEngine,
+    KvOnSwap,
+    WeightSwap,
+)
+from rollart_core.contracts.weights import WeightChannel
+from rollart_core.errors import InferenceFailure
+from rollart_core.models.loading import RunnerOptions, load_runner
+from rollart_core.models.runner import Runner, TokenBatch
+from rollart_plugins.engines.config import EmbeddedConfig
+from rollart_plugins.engines.requests import ActiveRequest, check_request
+from rollart_plugins.engines.sampling import Draws, sample
+from rollart_plugins.engines.sessions import SessionTable
+
+
+class EmbeddedEngine(InferenceEngine):
+    """Continuous batching over a cache that outlives the turns of a session."""
+
+    def __init__(
+        self,
+        config: EmbeddedConfig | None = None,
+        *,
+        model_path: str,
+        dtype: str = "float32",
+        device: str = "auto",
+        channel: WeightChannel | None = None,
+        deterministic: bool = False,
+        kv_on_swap: KvOnSwap = "recompute",
+        max_context_tokens: int = 2048,
+        policy_version: int = 0,
+    ) -> None:
+        """Take note of what to run; :meth:`start` loads it.
+
+        Args:
+            config: The engine's own options.
+            model_path: A Hugging Face model folder, or a hub id.
+            dtype: ``float32`` or ``bfloat16``.
+            device: ``auto``, ``cpu`` or ``cuda``.
+            channel: Where :meth:`load_weights` fetches from.
+            deterministic: What a request samples does not depend on batch mates, arrival time,
+                eviction or prefix sharing, bit for bit.
+            kv_on_swap: Whether the cache is computed again after a weight swap.
+            max_context_tokens: Longest prompt and answer together.
+            policy_version: What the weights at ``model_path`` are called.
+        """
+        self._config = config or EmbeddedConfig()
+        self._model_path, self._channel = model_path, channel
+        self._keep_kv = kv_on_swap == "keep"
+        self._options = RunnerOptions(
+            dtype=dtype,
+            compute_dtype=self._config.compute_dtype,
+            device=device,
+            num_slots=self._config.max_sessions,
+            max_tokens=max_context_tokens,
+            max_batch_tokens=max(self._config.max_batch_tokens, self._config.max_sessions),
+            kv_cache_bytes=self._config.kv_cache_bytes,
+            deterministic=deterministic,
+            kernels=self._config.kernels,
+            decoder=self._config.decoder,
+        )
+        self._version = policy_version
+        self._runner: Runner | None = None
+        self._sessions = SessionTable(0, 0)
+        self._waiting: deque[ActiveRequest] = deque()
+        self._running: list[ActiveRequest] = []
+        self._in_flight: dict[str, ActiveRequest] = {}
+        self._paused = False
+        self._task: asyncio.Task[None] | None = None
+        self._prefill_tokens = self._cached_tokens = self._decode_tokens = self._num_steps = 0
+        self._busy_s = 0.0
+
+    async def start(self) -> None:
+        """Load the model; returns when ready."""
+        if self._task is not None:
+            return
+        self._wake, self._swap_lock = asyncio.Event(), asyncio.Lock()
+        self._runner = runner = load_runner(self._model_path, self._options)
+        self._sessions = SessionTable(runner.num_slots, runner.max_tokens)
+        self._task = asyncio.create_task(self._serve(), name="rollart-embedded-engine")
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See :meth:`InferenceEngine.generate`."""
+        runner = self._ready()
+        if request.request_id in self._in_flight:
+            raise InferenceFailure(f"request id {request.request_id!r} is in flight already")
+        prompt = check_request(request, vocab_size=runner.vocab_size, max_tokens=runner.max_tokens)
+        active = ActiveRequest(
+            request=request,
+            prompt=prompt,
+            limit=min(request.max_new_tokens, runner.max_tokens - len(prompt)),
+            future=asyncio.get_running_loop().create_future(),
+            stops=frozenset(request.stop_token_ids),
+        )
+        self._in_flight[request.request_id] = active
+        self._waiting.append(active)
+        self._wake.set()
+        try:
+            return await active.future
+        finally:
+            self._retire(active)  # the caller may have been cancelled
+
+    def _ready(self) -> Runner:
+        if self._runner is None:
+            raise InferenceFailure("the engine is not running", boundary="engine.generate")
+        return self._runner
+
+    async def load_weights(self, policy_version: int) -> WeightSwap:
+        """See :meth:`InferenceEngine.load_weights`.
+
+        Raises:
+            LookupError: When the channel does not hold that version.
+            ValueError: When the tensors do not fit the model; the old weights stay.
+        """
+        runner, channel = self._ready(), self._channel
+        if channel is None:
+            raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
+        async with self._swap_lock:
+            tensors = await asyncio.to_thread(lambda: list(channel.fetch(policy_version)))
+            began = time.perf_counter()  # no step runs from here to the end of this function
+            num_bytes = runner.load(tensors)
+            self._version = policy_version
+            lost = 0
+            for session in self._sessions:
+                stale = session.swap(policy_version, keep=self._keep_kv)
+                lost += stale if session.busy else 0
+            return WeightSwap(policy_version, time.perf_counter() - began, num_bytes, lost)
+
+    async def pause(self) -> None:
+        """Stop generating at the next token; requests in flight wait."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Go on after ``pause``."""
+        self._paused = False
+        if self._task is not None:
+            self._wake.set()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests now; unknown ids are fine."""
+        for request_id in request_ids:
+            active = self._in_flight.get(request_id)
+            if active is not None:
+                self._finish(active, "abort")
+
+    async def release(self, session_id: str) -> None:
+        """Forget a session and free its KV; unknown ids are fine."""
+        self._sessions.release(session_id)
+
+    async def stats(self) -> EngineStats:
+        """Return counters and gauges."""
+        room = 1
+        if self._runner is not None:
+            room = max(1, self._runner.num_slots * self._runner.max_tokens)
+        return EngineStats(
+            policy_version=self._version,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_sessions=len(self._sessions),
+            prefill_tokens=self._prefill_tokens,
+            cached_tokens=self._cached_tokens,
+            decode_tokens=self._decode_tokens,
+            busy_s=self._busy_s,
+            kv_used=sum(s.num_kv for s in self._sessions) / room,
+            extra={"steps": float(self._num_steps)},
+        )
+
+    async def close(self) -> None:
+        """Free everything; requests in flight fail."""
+        task, self._task, self._runner = self._task, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        for active in list(self._in_flight.values()):
+            active.reject(InferenceFailure("the engine was closed", boundary="engine.generate"))
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._running.clear()
+
+    async def _serve(self) -> None:
+        """Step while there is work; between two steps the loop serves everybody else."""
+        while True:
+            if self._paused or not (self._running or self._waiting):
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            began = time.perf_counter()
+            try:
+                self._step(self._ready())
+            except Exception as e:
+                self._fail_all(e)
+            self._busy_s += time.perf_counter() - began
+            await asyncio.sleep(0)
+
+    def _step(self, runner: Runner) -> None:
+        """Compute one batch and sample where it reaches the newest token of a request."""
+        self._admit()
+        work = self._plan(runner)
+        if not work:
+            return
+        batch, sampling = self._pack(work)
+        logits = runner.forward(batch)
+        self._num_steps += 1
+        for active, count in work:
+            assert active.session is not None
+            active.session.num_kv += count
+        if sampling:
+            tokens, logprobs = sample(logits, _draws(sampling), native=runner.is_native)
+            for active, token, logprob in zip(sampling, tokens, logprobs, strict=True):
+                self._take(active, token, logprob)
+
+    def _admit(self) -> None:
+        """Give waiting requests a session while there are slots."""
+        while self._waiting:
+            active = self._waiting[0]
+            request = active.request
+            session = self._sessions.acquire(request.session_id, request.group_id)
+            if session is None:
+                return
+            self._waiting.popleft()
+            session.begin_turn(active.prompt)
+            if session.num_kv == 0:
+                session.version = self._version
+            active.session, active.num_cached = session, session.num_kv
+            self._cached_tokens += session.num_kv
+            self._running.append(active)
+
+    def _plan(self, runner: Runner) -> list[tuple[ActiveRequest, int]]:
+        """Say how many tokens of each running request this step computes.
+
+        Those that need one token come first: they are a step away from their next sample.
+        """
+        room = runner.max_batch_tokens
+        work: list[tuple[ActiveRequest, int]] = []
+        longer: list[ActiveRequest] = []
+        for active in self._running:
+            session = active.session
+            assert session is not None
+            if session.length - session.num_kv == 1 and session.settled:
+                if room:
+                    work.append((active, 1))
+                    room -= 1
+            else:
+                longer.append(active)
+        for active in longer:
+            if room and self._settle(active, runner):
+                session = active.session
+                assert session is not None
+                count = min(room, session.length - session.num_kv)
+                work.append((active, count))
+                room -= count
+        return work
+
+    def _settle(self, active: ActiveRequest, runner: Runner) -> bool:
+        """Copy a new session's prefix from a sibling; False to wait for one that computes it."""
+        session = active.session
+        assert session is not None
+        if session.settled or not self._config.share_prefixes:
+            session.settled = True
+            return True
+        sibling, common = self._sessions.donor(session, self._version)
+        if sibling is not None and common == 0:
+            return False
+        if sibling is not None:
+            runner.copy_prefix(sibling.slot, session.slot, common)
+            session.num_kv, session.version = common, sibling.version
+            cached = min(common, len(active.prompt)) if not active.token_ids else active.num_cached
+            self._cached_tokens += cached - active.num_cached
+            active.num_cached = cached
+        session.settled = True
+        return True
+
+    def _pack(
+        self, work: list[tuple[ActiveRequest, int]]
+    ) -> tuple[TokenBatch, list[ActiveRequest]]:
+        """Return the batch, and the requests that sample from it in order of its wanted rows."""
+        pieces, slots, starts, lengths, wanted, sampling = [], [], [], [], [], []
+        for i, (active, count) in enumerate(work):
+            session = active.session
+            assert session is not None
+            start = session.num_kv
+            pieces.append(session.tokens[start : start + count])
+            slots.append(session.slot)
+            starts.append(start)
+            lengths.append(count)
+            if start + count == session.length:
+                wanted.append(i)
+                sampling.append(active)
+            if count > 1 or start < len(active.prompt):
+                self._prefill_tokens += count
+        columns = (np.array(c, np.int64) for c in (slots, starts, lengths, wanted))
+        return TokenBatch(np.concatenate(pieces), *columns), sampling
+
+    def _take(self, active: ActiveRequest, token: int, logprob: float) -> None:
+        """Add a sampled token to its request."""
+        if token < 0:
+            self._reject(active, InferenceFailure("the model's logits are not finite"))
+            return
+        assert active.session is not None
+        active.session.append(token)
+        self._decode_tokens += 1
+        reason = active.append(token, logprob, self._version)
+        if reason is not None:
+            self._finish(active, reason)
+
+    def _finish(self, active: ActiveRequest, reason: FinishReason) -> None:
+        active.resolve(reason)
+        self._retire(active)
+
+    def _reject(self, active: ActiveRequest, error: InferenceFailure) -> None:
+        if active.session is not None:
+            active.session.lose_cache()
+        active.reject(error)
+        self._retire(active)
+
+    def _retire(self, active: ActiveRequest) -> None:
+        """Take a request out of the queues; done twice without harm."""
+        if self._in_flight.get(active.request.request_id) is not active:
+            return
+        del self._in_flight[active.request.request_id]
+        if active.session is None:
+            self._waiting.remove(active)
+        else:
+            self._running.remove(active)
+            self._sessions.end_turn(active.session)
+
+    def _fail_all(self, error: Exception) -> None:
+        """A step failed: nobody knows what it left in the cache."""
+        for session in self._sessions:
+            session.lose_cache()
+        for active in list(self._running):
+            failure = InferenceFailure(f"engine step: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._reject(active, failure)
+
+
+def _draws(sampling: list[ActiveRequest]) -> Draws:
+    return Draws(
+        np.array([a.request.temperature for a in sampling], np.float32),
+        np.array([a.request.sampling_key for a in sampling], np.uint64),
+        np.array([len(a.token_ids) for a in sampling], np.uint64),
+    )

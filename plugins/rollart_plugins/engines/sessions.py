@@ -1,0 +1,171 @@
+"""Which session has which row of the KV cache, and what lies in it.
+
+Takes: prompts. Gives: sessions with a slot; decides eviction and prefix sharing. Never: computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rollart_core.models.runner import Int64Array
+
+MIN_SHARED_TOKENS = 8
+"""A shorter common prefix is computed rather than waited for or copied."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One row of the cache and the tokens in it."""
+
+    session_id: str
+    """Empty for a request that keeps nothing."""
+    group_id: str
+    slot: int
+    tokens: Int64Array
+    """``[max_tokens]``; the first ``length`` are known."""
+    length: int = 0
+    num_kv: int = 0
+    """Tokens whose keys and values are in the cache."""
+    version: int = 0
+    """Oldest policy_version among them."""
+    kv: Literal["fresh", "kept", "recomputed"] = "fresh"
+    """What the newest weight swap did to them."""
+    busy: bool = False
+    settled: bool = False
+    """True once its prefix has been looked for among siblings."""
+    last_used: int = 0
+
+    def begin_turn(self, prompt: Int64Array) -> None:
+        """Take a new prompt, keeping the cache of what it has in common with what is known."""
+        kept = min(common_prefix(prompt, self.tokens[: self.num_kv]), len(prompt) - 1)
+        if self.num_kv and not kept:
+            self.kv = "fresh"
+        self.num_kv, self.length = kept, len(prompt)
+        self.tokens[: len(prompt)] = prompt
+        self.busy, self.settled = True, kept > 0
+
+    def append(self, token: int) -> None:
+        """Add a sampled token, not yet in the cache."""
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def lose_cache(self) -> None:
+        """Take note that the cache holds nothing to be relied on."""
+        self.num_kv, self.kv, self.settled = 0, "fresh", False
+
+    def swap(self, version: int, *, keep: bool) -> int:
+        """Take note of new weights; returns how many tokens must be computed again."""
+        lost = self.num_kv
+        if keep and lost:
+            self.kv = "kept"
+            return 0
+        if lost:
+            self.kv = "recomputed"
+        self.num_kv, self.version, self.settled = 0, version, False
+        return lost
+
+
+class SessionTable:
+    """All sessions of an engine."""
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._by_id: dict[str, Session] = {}
+        self._groups: dict[str, dict[int, Session]] = {}
+        self._clock = 0
+
+    def __iter__(self) -> Iterator[Session]:
+        for group in list(self._groups.values()):
+            yield from list(group.values())
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self._groups.values())
+
+    def acquire(self, session_id: str, group_id: str) -> Session | None:
+        """Return an idle session of that id, or a new one; None when every slot is busy.
+
+        A second request of a busy session gets a session of its own that is not kept.
+        """
+        known = self._by_id.get(session_id) if session_id else None
+        if known is not None and not known.busy:
+            return known
+        if not self._free and not self._evict():
+            return None
+        name = "" if known is not None else session_id
+        tokens = np.zeros(self._max_tokens, np.int64)
+        session = Session(name, group_id, self._free.pop(), tokens)
+        if name:
+            self._by_id[name] = session
+        self._groups.setdefault(group_id, {})[session.slot] = session
+        return session
+
+    def _evict(self) -> bool:
+        """Free the slot of the session that has been idle longest."""
+        idle = [s for s in self._by_id.values() if not s.busy]
+        if not idle:
+            return False
+        self.forget(min(idle, key=lambda s: s.last_used))
+        return True
+
+    def end_turn(self, session: Session) -> None:
+        """Make a session idle, or forget it when nothing of it is to be kept."""
+        self._clock += 1
+        session.busy, session.last_used = False, self._clock
+        if session.kv == "recomputed":
+            session.kv = "fresh"
+        if not session.session_id:
+            self.forget(session)
+
+    def release(self, session_id: str) -> None:
+        """Forget a session; a busy one is forgotten at the end of its turn."""
+        session = self._by_id.pop(session_id, None)
+        if session is None:
+            return
+        session.session_id = ""
+        if not session.busy:
+            self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Free the slot."""
+        if session.session_id:
+            self._by_id.pop(session.session_id, None)
+        group = self._groups[session.group_id]
+        del group[session.slot]
+        if not group:
+            del self._groups[session.group_id]
+        self._free.append(session.slot)
+
+    def donor(self, session: Session, version: int) -> tuple[Session | None, int]:
+        """Look among a new session's siblings for a common prefix.
+
+        Returns:
+            ``(sibling, n)`` to copy the first n tokens from it; ``(sibling, 0)`` when it is
+            computing what both have in common and is worth waiting for; ``(None, 0)``.
+        """
+        best: Session | None = None
+        most = session.num_kv
+        prompt = session.tokens[: session.length]
+        for other in self._groups[session.group_id].values() if session.group_id else ():
+            if other is session or (other.num_kv and other.version != version):
+                continue
+            # one that still waits for a donor itself cannot be waited for
+            known = other.length if other.busy and other.settled else other.num_kv
+            common = min(common_prefix(prompt, other.tokens[:known]), len(prompt) - 1)
+            if common >= most + MIN_SHARED_TOKENS:
+                if other.num_kv < common:
+                    return other, 0
+                best, most = other, common
+        return best, most if best else 0
+
+
+def common_prefix(a: Int64Array, b: Int64Array) -> int:
+    """Return how many leading tokens two rows share."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n

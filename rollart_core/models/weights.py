@@ -1,0 +1,71 @@
+"""Reads the tensors of a model folder.
+
+Takes: a local folder or a hub id. Gives: Hugging Face names and tensors on the CPU. Never: builds
+a model, unless the folder holds no safetensors and transformers has to read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rollart_core.errors import ConfigError
+
+
+def model_folder(path: str) -> Path:
+    """Return the local folder of a model path, downloading a hub id where a hub can be reached.
+
+    Raises:
+        ConfigError: When it is neither a folder nor a hub id that can be had.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    looks_local = folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
+    if looks_local or folder.exists():
+        raise ConfigError(f"model path {path!r} is no folder")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+    except Exception as e:
+        raise ConfigError(f"model {path!r} is no folder, and no hub gave it: {e}") from e
+
+
+def iter_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of a folder, file by file.
+
+    Raises:
+        ConfigError: When the folder holds no weights that can be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        yield from _through_transformers(folder)
+        return
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
+                    yield name, handle.get_tensor(name)
+        except (OSError, SafetensorError) as e:
+            raise ConfigError(f"weights {str(file)!r} cannot be read: {e}") from e
+
+
+def _through_transformers(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    except Exception as e:
+        raise ConfigError(f"model folder {str(folder)!r} holds no readable weights: {e}") from e
+    yield from model.state_dict().items()
