@@ -55,6 +55,7 @@ class EmbeddedEngine(InferenceEngine):
         kv_on_swap: KvOnSwap = "recompute",
         max_context_tokens: int = 2048,
         policy_version: int = 0,
+        **options: object,
     ) -> None:
         """Take note of what to run; :meth:`start` loads it.
 
@@ -69,8 +70,9 @@ class EmbeddedEngine(InferenceEngine):
             kv_on_swap: Whether the cache is computed again after a weight swap.
             max_context_tokens: Longest prompt and answer together.
             policy_version: What the weights at ``model_path`` are called.
+            options: The fields of ``config`` one by one, as the registry gives them.
         """
-        self._config = config or EmbeddedConfig()
+        self._config = config or EmbeddedConfig.model_validate(options)
         self._model_path, self._channel = model_path, channel
         self._keep_kv = kv_on_swap == "keep"
         self._options = RunnerOptions(
