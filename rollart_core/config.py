@@ -14,6 +14,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -245,6 +246,14 @@ class _RunBase(Section):
     @classmethod
     def _runtime_by_name(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("algorithm", "engine", "weights", "mapper", mode="before")
+    @classmethod
+    def _default_plugin(cls, value: Any, info: ValidationInfo) -> Any:
+        """Options alone are those of the default plugin."""
+        if not isinstance(value, dict) or "id" in value or info.field_name is None:
+            return value
+        return {"id": cls.model_fields[info.field_name].default.id, **value}
 
     @field_validator("model", mode="before")
     @classmethod

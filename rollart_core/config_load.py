@@ -41,7 +41,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     source = Path(path)
     mapping = read_yaml(source)
     mapping.pop(RECORD_KEY, None)
-    overridden = [_apply(mapping, override) for override in overrides]
+    overridden = [apply_override(mapping, override) for override in overrides]
     config, problems = validate(mapping)
     if config is None or problems:
         lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in problems]
@@ -97,8 +97,12 @@ def dump_yaml(mapping: Mapping[str, Any]) -> str:
     )
 
 
-def _apply(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
-    """Set one ``key=value`` in ``mapping``; return its path."""
+def apply_override(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Set one ``key=value`` in ``mapping``, making the sections on its way; return its path.
+
+    Raises:
+        ConfigError: When it is not ``key=value``, or its path leads into something else.
+    """
     key, separator, text = override.partition("=")
     path = tuple(key.split("."))
     if not separator or not all(path):
@@ -116,7 +120,7 @@ def _apply(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
 
 def _descend(holder: Any, part: str, override: str, after: str) -> Any:
     """Return the section at ``part``, made or spelled out where it is missing or short."""
-    key = _index(holder, part, override) if isinstance(holder, list) else part
+    key: Any = _index(holder, part, override) if isinstance(holder, list) else part
     inner = holder[key] if isinstance(holder, list) else holder.get(key)
     if inner is None:
         inner = {}

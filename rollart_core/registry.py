@@ -68,6 +68,12 @@ def find(kind: str, plugin_id: str) -> Registered:
     raise _not_found(kind, plugin_id)
 
 
+def names(kind: str) -> list[str]:
+    """Return every id and alias of a kind that can be used."""
+    known = plugins().registered(kind)
+    return [*known, *(a for r in known.values() if (a := getattr(r.spec, "alias", None)))]
+
+
 def spec(kind: str, plugin_id: str) -> PluginSpec:
     """Return the spec of an id, alias or ``module:Class`` (a default one, for the last).
 
@@ -208,9 +214,8 @@ def _not_found(kind: str, plugin_id: str) -> UserError:
             return PluginError(
                 f"{plugin_id!r} is of plugin {plugin}, which is broken: {plugin.broken}"
             )
-    known = plugins().registered(kind)
-    names = [*known, *(a for r in known.values() if (a := getattr(r.spec, "alias", None)))]
-    message = f"no {SINGULAR[kind]} {plugin_id!r} is installed.{did_you_mean(plugin_id, names)}"
+    near = did_you_mean(plugin_id, names(kind))
+    message = f"no {SINGULAR[kind]} {plugin_id!r} is installed.{near}"
     broken = plugins().broken
     if broken:
         message += (

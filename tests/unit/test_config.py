@@ -127,6 +127,12 @@ def test_overrides_make_sections_and_reach_into_short_forms(load: Load) -> None:
     assert config.model == ModelPath(path="gpt2")
 
 
+def test_options_alone_are_those_of_the_default_plugin(load: Load) -> None:
+    config = load("algorithm: {clip_low: 0.1}\n", "engine.kv_tokens=100")
+    assert (config.algorithm.id, config.algorithm.options) == ("grpo", {"clip_low": 0.1})
+    assert (config.engine.id, config.engine.options) == ("embedded", {"kv_tokens": 100})
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

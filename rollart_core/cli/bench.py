@@ -1,0 +1,80 @@
+"""``rollart bench``: each module of ``rollart_core.bench`` is a benchmark, ours beside a peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module, util
+from pkgutil import iter_modules
+from typing import Annotated
+
+import typer
+
+from rollart_core.cli.options import as_options
+from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.progress import spell
+from rollart_core.errors import UserError, did_you_mean
+
+_PACKAGE = "rollart_core.bench"
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help="Which; none lists them.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a benchmark, ours beside a peer's; without a name, list them."""
+    names = benchmarks()
+    if name is None:
+        if as_json:
+            print_json({"benchmarks": names})
+        else:
+            typer.echo("\n".join(names))
+        return
+    if name not in names:
+        near = did_you_mean(name, names)
+        raise UserError(f"there is no benchmark {name!r}.{near} There are: {', '.join(names)}.")
+    result = import_module(f"{_PACKAGE}.{name}").run(as_options(options or []))
+    if as_json:
+        print_json(result)
+    else:
+        _show(result)
+
+
+def benchmarks() -> list[str]:
+    """Return the names of the benchmarks, without importing one."""
+    package = util.find_spec(_PACKAGE)
+    folders = package.submodule_search_locations if package else None
+    found = [m.name for m in iter_modules(folders or [])]
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def _show(result: Mapping[str, object]) -> None:
+    rows = result.get("rows")
+    assert isinstance(rows, list)
+    columns = ("case", "ours", "peer", "unit", "ratio (min to max)", "mark", "met")
+    print_table(f"{result['name']} on {_machine(result.get('machine'))}", columns, map(_row, rows))
+
+
+def _machine(machine: object) -> str:
+    if isinstance(machine, Mapping):
+        return spell({str(k): v for k, v in machine.items() if isinstance(v, int | float | str)})
+    return str(machine)
+
+
+def _row(row: Mapping[str, object]) -> tuple[str, ...]:
+    ratio = row.get("ratio")
+    spread = ""
+    if isinstance(ratio, Mapping):
+        spread = f"{_cell(ratio['median'])} ({_cell(ratio['min'])} to {_cell(ratio['max'])})"
+    peer = f"{_cell(row.get('peer'))} {row.get('peer_name') or ''}".strip()
+    met = {True: "yes", False: "no"}.get(row.get("meets_mark"), "")  # type: ignore[call-overload]
+    first = (str(row["case"]), _cell(row.get("ours")), peer, str(row.get("unit") or ""))
+    return (*first, spread, _cell(row.get("mark")), met)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int | float):
+        return spell({"": value}).strip()
+    return "" if value is None else str(value)

@@ -1,0 +1,69 @@
+"""``rollart model``: make models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from rollart_core import registry
+from rollart_core.cli.options import as_options
+from rollart_core.config import NewModel
+from rollart_core.engine.tasks import held_out_tasks
+from rollart_core.errors import ConfigError
+from rollart_core.problems import of_validation
+from rollart_core.rollout.env_worker import EnvRef
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback(epilog="Example: rollart model new ./my-model --env webshop width=128")
+def model() -> None:
+    """Make models."""
+
+
+@app.command(
+    epilog="Example: rollart model new ./my-model --env webshop env.page_handles=true width=128"
+)
+def new(
+    path: Annotated[Path, typer.Argument(help="The folder to make.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Shape of the model (num_layers, width, ...), and env.* for the environment.",
+        ),
+    ] = None,
+    env: Annotated[
+        str, typer.Option(help="The environment whose text it is made for.")
+    ] = "webshop",
+    split: Annotated[str, typer.Option(help="Of its tasks.")] = "train",
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks to read.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of weights and order of tasks.")] = 0,
+) -> None:
+    """Make a small model with random weights, and a tokenizer trained on an environment's text."""
+    from rollart_core.runtime.parts import Corpus, build_model
+
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty: name a new folder")
+    shape = as_options(options or [])
+    env_options = shape.pop("env", {})
+    spec = _shape(shape)
+    chosen = registry.env_spec(env)
+    with_tasks = registry.make(env, **env_options)
+    count = getattr(with_tasks, "num_tasks", lambda _: None)(split)
+    with_tasks.close()
+    listed = held_out_tasks(chosen.id, split, tasks, seed, num_tasks=count)
+    corpus = Corpus(EnvRef(chosen.id, env_options), listed, max_turns=chosen.max_turns)
+    build_model(str(path), spec, corpus, seed)
+    typer.echo(f"Made {path}: {spec.num_layers} layers of width {spec.width}.")
+
+
+def _shape(given: dict[str, Any]) -> NewModel:
+    try:
+        return NewModel(**given)
+    except ValidationError as e:
+        lines = [problem.within() for problem in of_validation(e, NewModel)]
+        raise ConfigError("\n".join(lines)) from e

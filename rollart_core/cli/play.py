@@ -1,0 +1,67 @@
+"""``rollart play``: a person plays an environment in the terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rollart_core import registry
+from rollart_core.cli.options import as_options
+from rollart_core.types import Observation
+
+_HINT = "?"
+
+
+def play(
+    env: Annotated[str, typer.Argument(help="Id, alias or module:Class.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
+    ] = None,
+    task: Annotated[int, typer.Option(min=0, help="Index of the task.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
+    seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
+) -> None:
+    """Play an environment in the terminal."""
+    typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
+    made: Any = registry.make(env, **as_options(options or []))
+    try:
+        total = _episode(made, {"task": task, "split": split}, seed)
+    except EOFError:
+        typer.echo("\nLeft before the end.")
+        return
+    finally:
+        made.close()
+    typer.echo(f"The end. Return: {total:g}")
+
+
+def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
+    """Play to the end and return the sum of the rewards."""
+    observation, info = env.reset(seed=seed, options=options)
+    total, over = 0.0, False
+    while not over:
+        typer.echo(_text(observation))
+        if info.get("available_actions"):
+            typer.echo(f"Actions: {', '.join(map(str, info['available_actions']))}")
+        action = input("> ")
+        if action == _HINT:
+            typer.echo(f"The expert would say: {_advice(env)}\n")
+            continue
+        observation, reward, terminated, truncated, info = env.step(action)
+        total += float(reward)
+        over = bool(terminated or truncated)
+        typer.echo(f"Reward: {float(reward):g}\n")
+    typer.echo(_text(observation))
+    if "success" in info:
+        typer.echo("Success." if info["success"] else "No success.")
+    return total
+
+
+def _advice(env: Any) -> str:
+    return str(env.oracle()) if hasattr(env, "oracle") else "nothing: this environment has none"
+
+
+def _text(observation: Observation) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(f"[{m['role']}] {m['content']}" for m in observation)

@@ -1,0 +1,227 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere, a table at the end.
+
+Takes: the events of :class:`rollart_core.engine.observer.RunObserver` and a finished report.
+Gives: text on one console. Never: decides anything, or keeps a run waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PLAIN_EVERY_S = 5.0
+_BAR_WIDTH = 30
+
+Line = Mapping[str, float | str]
+
+
+class Display(Protocol):
+    """A RunObserver that shows what it sees."""
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Show that a phase begins."""
+
+    def progress(self, fraction: float | None, line: Line) -> None:
+        """Show how far it is."""
+
+    def message(self, text: str) -> None:
+        """Show a text."""
+
+
+@contextmanager
+def display(console: Console) -> Iterator[Display]:
+    """Show a run on ``console``: live where it is a terminal, else in plain lines."""
+    if not console.is_terminal:
+        plain = PlainDisplay(console)
+        yield plain
+        plain.flush()
+        return
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=_BAR_WIDTH),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}", markup=False),
+        console=console,
+    ) as bars:
+        yield LiveDisplay(bars)
+
+
+class LiveDisplay:
+    """A bar for each phase."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._task = None if not bars.tasks else bars.tasks[-1].id
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Complete the bar of the phase before and begin one."""
+        if self._task is not None:
+            self._bars.update(self._task, total=1.0, completed=1.0)
+            self._bars.stop_task(self._task)
+        self._task = self._bars.add_task(name, total=None, line=detail)
+
+    def progress(self, fraction: float | None, line: Line) -> None:
+        """Move the bar; it pulses while nobody knows how far it is."""
+        if self._task is None:
+            return
+        total = None if fraction is None else 1.0
+        done = min(fraction or 0.0, 1.0)
+        self._bars.update(self._task, total=total, completed=done, line=spell(line))
+
+    def message(self, text: str) -> None:
+        """Print a text above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+class PlainDisplay:
+    """A line for each phase, and one every few seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._began = clock()
+        self._shown = self._began
+        self._last: str | None = None
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Print where the phase before ended, and that one begins."""
+        self.flush()
+        self._print(f"{name}: {detail}" if detail else name)
+
+    def progress(self, fraction: float | None, line: Line) -> None:
+        """Print a line if the one before is old enough."""
+        share = "" if fraction is None else f"{min(fraction, 1.0):4.0%}  "
+        self._last = f"  {share}{spell(line)}"
+        if self._clock() - self._shown >= PLAIN_EVERY_S:
+            self.flush()
+
+    def message(self, text: str) -> None:
+        """Print a text."""
+        self.flush()
+        self._print(text)
+
+    def flush(self) -> None:
+        """Print what was held back."""
+        if self._last is not None:
+            self._print(self._last)
+        self._last = None
+        self._shown = self._clock()
+
+    def _print(self, text: str) -> None:
+        passed = self._clock() - self._began
+        line = f"[{passed:6.1f} s] {text}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def spell(line: Line) -> str:
+    """Return ``name value`` pairs, numbers with three or four digits."""
+    return "  ".join(f"{name} {_number(value)}" for name, value in line.items())
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value != value:
+        return "-"
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e9):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def report_table(report: Mapping[str, object]) -> Group:
+    """Return what a run came to, from ``RunReport.as_dict()``."""
+    held_out = Table(title="Held-out tasks", title_justify="left", title_style="bold")
+    for column in ("", "before", "after"):
+        held_out.add_column(column)
+    for label, pick in _ESTIMATES.items():
+        cells = [pick(report, when) for when in ("before", "after")]
+        if any(cells):
+            held_out.add_row(label, *(_interval(c, label) for c in cells))
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _facts(report):
+        facts.add_row(name, value)
+    return Group(held_out, facts) if held_out.row_count else Group(facts)
+
+
+def _sampled(what: str) -> Callable[[Mapping[str, object], str], object]:
+    return lambda report, when: report.get(f"{what}_{when}")
+
+
+def _greedy(what: str) -> Callable[[Mapping[str, object], str], object]:
+    return lambda report, when: _mapping(report.get(f"greedy_{when}")).get(what)
+
+
+_ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
+    "success, sampled": _sampled("success"),
+    "success, greedy": _greedy("success"),
+    "score, sampled": _sampled("score"),
+    "score, greedy": _greedy("score"),
+}
+
+
+def _interval(estimate: object, label: str) -> str:
+    """Return ``mean [low, high] of n`` with the 95% interval."""
+    values = _mapping(estimate)
+    if not values:
+        return "not measured"
+    mean, low, high = (_float(values.get(k)) for k in ("mean", "low", "high"))
+    count = f"of {_float(values.get('n')):.0f}"
+    if label.startswith("success"):
+        return f"{mean:.1%} [{low:.1%}, {high:.1%}] {count}"
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {count}"
+
+
+def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    gain = _mapping(report.get("score_gain"))
+    if gain:
+        low, high = _float(gain.get("low")), _float(gain.get("high"))
+        yield "score gained", f"{_float(gain.get('mean')):+.3f} [{low:+.3f}, {high:+.3f}] (95%)"
+    yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
+    wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
+    yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
+    yield "tokens/s", _throughput(report)
+    yield "staleness", _histogram(_mapping(report.get("staleness")))
+    failures = _mapping(report.get("failures"))
+    yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
+    yield "ended", str(report.get("stop_reason", ""))
+    yield "run directory", str(report.get("run_dir"))
+
+
+def _throughput(report: Mapping[str, object]) -> str:
+    text = f"{_float(report.get('tokens_per_s')):,.0f}"
+    parts = [
+        f"{_float(report[key]):,.0f} {name}"
+        for key, name in (
+            ("generated_tokens_per_s", "generated"),
+            ("trained_tokens_per_s", "trained"),
+        )
+        if key in report
+    ]
+    return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def _histogram(counts: Mapping[str, object]) -> str:
+    """Return a line for each staleness: versions, share as a bar, samples."""
+    if not counts:
+        return "no sample trained"
+    most = max(_float(n) for n in counts.values()) or 1.0
+    lines = []
+    for versions, n in sorted(counts.items(), key=lambda item: int(item[0])):
+        bar = "█" * max(1, round(_BAR_WIDTH * _float(n) / most))
+        lines.append(f"{versions:>2} versions {bar} {_float(n):,.0f} samples")
+    return "\n".join(lines)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,0 +1,90 @@
+"""``rollart run``: train as a config file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rollart_core.cli.output import print_json, print_table, stdout_console
+from rollart_core.cli.progress import display, report_table
+from rollart_core.config_load import RECORD_KEY, load_config, read_yaml
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import ResolvedRun, resolve_run
+
+
+def run(
+    config: Annotated[
+        str | None, typer.Argument(help="The config file; none with --resume.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and start nothing.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on in this run directory.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
+    ] = False,
+) -> None:
+    """Train a policy as a config file says."""
+    path, settings = _arguments(config, overrides or [], resume)
+    resolved = resolve_run(load_config(path, settings), source=str(path), import_classes=dry_run)
+    console = Console(stderr=True) if as_json else stdout_console()
+    if resume:
+        _tell_changes(console, path, resolved)
+    if dry_run:
+        _show(path, resolved, as_json)
+        return
+
+    from rollart_core.runtime.launch import launch
+
+    with display(console) as observer:
+        report = launch(resolved, resume=resume.resolve() if resume else None, observer=observer)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        console.print(report_table(report.as_dict()))
+    if not report.ok:
+        typer.echo(f"Error: the run stopped: {report.stop_reason}", err=True)
+        raise typer.Exit(1)
+
+
+def _arguments(
+    config: str | None, overrides: list[str], resume: Path | None
+) -> tuple[Path, list[str]]:
+    """Return the config file and the overrides; with --resume, all arguments are overrides."""
+    if resume is None:
+        if config is None:
+            raise typer.BadParameter("name a config file, or a run directory with --resume")
+        return Path(config), overrides
+    given = ([config] if config else []) + overrides
+    files = [argument for argument in given if "=" not in argument]
+    if files:
+        raise ConfigError(f"--resume goes on with the run's own config, not with {files[0]}")
+    path = resume / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"--resume {resume}: that is no run directory (it has no config.yaml)")
+    return path, given
+
+
+def _tell_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:
+    """Say which plugins have another version than when the run began."""
+    recorded = read_yaml(path).get(RECORD_KEY) or {}
+    for name, now in resolved.as_dict()[RECORD_KEY].items():
+        if recorded.get(name, now) != now:
+            console.print(f"Note: {name} is {now} now; the run began with {recorded[name]}.")
+
+
+def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
+    if as_json:
+        print_json({"ok": True, "config": resolved.as_dict()})
+        return
+    rows = [(p.kind, p.spec.id, f"{p.distribution} {p.version}") for p in resolved.plugins]
+    print_table(f"{path} can run", ("kind", "id", "from"), rows)

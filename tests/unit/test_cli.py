@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from rollart_core import plugins
+from rollart_core.cli import COMMANDS, main, progress
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.spec import CommandSpec
+from rollart_core.errors import TooManyFailures
+from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins import RESERVED_COMMANDS
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rollart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process; return exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def inner(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rollart", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return inner
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config that can run."""
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"env: frozenlake\nmodel: {{kind: new}}\nstop: {{batches: 2}}\nruns_dir: {tmp_path}\n"
+    )
+    return path
+
+
+def test_help_imports_nothing_heavy_and_no_plugin() -> None:
+    code = (
+        "import sys; sys.argv = ['rollart', '--help']\n"
+        "from rollart_core.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    heavy = {"torch", "transformers", "pydantic", "numpy", "gymnasium", "pyarrow", "rich", "yaml"}
+    assert not heavy & loaded
+    assert not {m for m in loaded if m.startswith("rollart_") and m.split(".")[0] != "rollart_core"}
+    assert "rollart_core.cli" in loaded
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "model new"])
+def test_every_command_has_help_with_an_example_of_itself(rollart: Run, command: str) -> None:
+    code, out, _ = rollart(*command.split(), "--help")
+    assert code == 0
+    assert f"Example: rollart {command}" in out
+
+
+def test_our_command_names_are_taken() -> None:
+    assert set(COMMANDS) <= RESERVED_COMMANDS
+
+
+def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(rollart: Run) -> None:
+    code, out, err = rollart("lst")
+    assert (code, out) == (2, "")
+    assert "Did you mean 'list'?" in err
+
+
+def test_a_users_mistake_is_one_line_without_a_traceback(rollart: Run) -> None:
+    code, out, err = rollart("info", "webshp")
+    assert (code, out) == (1, "")
+    assert err == (
+        "Error: nothing called 'webshp' is installed. Did you mean 'webshop'? Try `rollart list`.\n"
+    )
+
+
+def test_list_shows_both_what_works_and_what_is_broken_and_why(rollart: Run) -> None:
+    @hookimpl
+    def rollart_environments() -> list[EnvSpec]:
+        return [EnvSpec(id="acme/Maze-v1", entry_point="a:B", contract_version=99)]
+
+    with plugins.using({"acme": SimpleNamespace(rollart_environments=rollart_environments)}):
+        _, text, _ = rollart("list")
+        code, printed, _ = rollart("list", "--json")
+    assert code == 0
+    assert "webshop/WebShop-v1" in text
+    assert "upgrade rollart" in text
+    listed = json.loads(printed)
+    assert {"id", "alias", "version"} <= set(listed["environments"][0])
+    assert listed["broken"][0]["plugin"] == "acme"
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "algorithm", "hardware-mappers"])
+def test_list_of_one_kind(rollart: Run, kind: str) -> None:
+    code, out, _ = rollart("list", kind, "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {kind.replace("-", "_").rstrip("s") + "s", "broken"}
+
+
+def test_list_of_no_kind(rollart: Run) -> None:
+    code, _, err = rollart("list", "algorythms")
+    assert code == 1
+    assert "Did you mean 'algorithms'?" in err
+
+
+def test_info_shows_the_options_with_their_meaning(rollart: Run) -> None:
+    code, out, _ = rollart("info", "grpo", "--json")
+    (found,) = json.loads(out)["found"]
+    assert code == 0
+    assert found["id"] == "rollart/GRPO-v1"
+    options = {o["name"]: o for o in found["options"]}
+    assert options["clip_high"]["default"] == "0.28"
+    assert options["clip_high"]["help"]
+
+
+def test_a_plugins_command_is_called_by_its_name(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greet(name: str) -> None:
+        """Greet."""
+        print(f"Hello {name}")
+
+    monkeypatch.setitem(sys.modules, "acme_cli", SimpleNamespace(greet=greet))
+
+    @hookimpl
+    def rollart_commands() -> list[CommandSpec]:
+        return [CommandSpec(name="greet", entry_point="acme_cli:greet")]
+
+    with plugins.using({"acme": SimpleNamespace(rollart_commands=rollart_commands)}):
+        assert rollart("greet", "Ada") == (0, "Hello Ada\n", "")
+        assert "NAME" in rollart("greet", "--help")[1].upper()
+
+
+def test_run_refuses_a_config_in_one_line_a_problem(rollart: Run, config: Path) -> None:
+    code, out, err = rollart("run", str(config), "trainer.lr=fast", "rollout.group_sise=4")
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 2
+    assert "Did you mean 'group_size'?" in err
+    code, _, err = rollart("run", str(config), "env.siz=4", "algorithm.clip_hi=1")
+    assert code == 1
+    assert len(err.splitlines()) == 2
+    assert f"Error: {config}: algorithm.clip_hi: unknown key. Did you mean 'clip_high'?" in err
+
+
+def test_run_without_a_config_is_a_usage_error(rollart: Run) -> None:
+    assert rollart("run")[0] == 2
+
+
+def report(ok: bool = True) -> SimpleNamespace:
+    half = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 100}
+    as_dict = {
+        "run_dir": "runs/x-1",
+        "success_before": half,
+        "success_after": half | {"mean": 0.875},
+        "greedy_after": {"success": half},
+        "train_steps": 7,
+        "wall_s": float("nan"),
+        "tokens_per_s": 12345.6,
+        "staleness": {"0": 10, "1": 30},
+        "failures": {"timeout": 3},
+    }
+    return SimpleNamespace(ok=ok, stop_reason="that was enough", as_dict=lambda: as_dict)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Replace the launch; return what it was called with."""
+    calls: list[object] = []
+
+    def launch(run: object, *, resume: Path | None, observer: progress.Display) -> object:
+        calls.append((run, resume))
+        observer.phase("train", "2 batches")
+        observer.progress(0.5, {"loss": 0.25})
+        if getattr(run, "config").name == "bad":  # noqa: B009 - the config is not typed here
+            raise TooManyFailures("60% of the last 64 attempts failed")
+        return report(ok=getattr(run, "config").name != "stopped")  # noqa: B009
+
+    name = "rollart_core.runtime.launch"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(launch=launch))
+    return calls
+
+
+def test_run_prints_progress_and_a_table(
+    rollart: Run, config: Path, launched: list[object]
+) -> None:
+    code, out, err = rollart("run", str(config))
+    assert (code, err) == (0, "")
+    assert "loss 0.25" in out
+    assert "87.5% [40.0%, 60.0%] of 100" in out
+    assert "12,346" in out
+    assert "timeout 3" in out
+    assert "runs/x-1" in out
+
+
+def test_run_with_json_prints_one_object_and_progress_on_stderr(
+    rollart: Run, config: Path, launched: list[object]
+) -> None:
+    code, out, err = rollart("run", str(config), "--json")
+    assert code == 0
+    assert json.loads(out)["success_after"]["mean"] == 0.875
+    assert json.loads(out)["wall_s"] is None
+    assert "loss 0.25" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("bad", "60% of the last 64"), ("stopped", "that was enough")]
+)
+def test_a_run_that_stopped_itself_is_exit_code_1_with_the_reason(
+    rollart: Run, config: Path, launched: list[object], name: str, said: str
+) -> None:
+    code, _, err = rollart("run", str(config), f"name={name}")
+    assert code == 1
+    assert err.startswith("Error: ")
+    assert said in err
+
+
+def test_dry_run_starts_nothing(rollart: Run, config: Path, launched: list[object]) -> None:
+    code, out, _ = rollart("run", str(config), "--dry-run", "--json")
+    assert code == 0
+    assert json.loads(out)["config"]["env"]["id"] == "toy/FrozenLake-v1"
+    assert launched == []
+
+
+def test_resume_takes_the_runs_own_config(
+    rollart: Run, config: Path, launched: list[object]
+) -> None:
+    folder = config.parent
+    config.rename(folder / "config.yaml")
+    assert rollart("run", "--resume", str(folder), "stop.batches=9")[0] == 0
+    ((run, resume),) = launched
+    assert resume == folder.resolve()
+    assert run.config.stop.batches == 9
+    code, _, err = rollart("run", "other.yaml", "--resume", str(folder))
+    assert code == 1
+    assert "other.yaml" in err
+    code, _, err = rollart("run", "--resume", str(folder / "none"))
+    assert code == 1
+    assert "no run directory" in err
+
+
+def test_play_to_the_end(rollart: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        def reset(
+            self, *, seed: int, options: Mapping[str, object]
+        ) -> tuple[str, dict[str, object]]:
+            return f"say {options['task']}", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+            return "well said", 1.0, action == "3", False, {"success": True}
+
+        def oracle(self) -> str:
+            return "try 3"
+
+        def close(self) -> None:
+            print("closed")
+
+    monkeypatch.setitem(sys.modules, "counting", SimpleNamespace(Counting=Counting))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("?\n2\n3\n"))
+    code, out, _ = rollart("play", "counting:Counting", "--task", "3")
+    assert code == 0
+    assert "The expert would say: try 3" in out
+    assert "Return: 2" in out
+    assert "closed" in out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("2\n"))
+    code, out, _ = rollart("play", "counting:Counting")
+    assert code == 0
+    assert "closed" in out
+
+
+def test_plain_progress_prints_every_few_seconds_and_the_last_line_of_a_phase() -> None:
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=100)
+    shown = progress.PlainDisplay(console, clock=lambda: now[0])
+    shown.phase("train")
+    for second in range(1, 8):
+        now[0] = second
+        shown.progress(second / 10, {"step": second})
+    shown.phase("evaluate")
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split("] ")[1].strip() for line in lines] == [
+        "train",
+        "50%  step 5",
+        "70%  step 7",
+        "evaluate",
+    ]
+
+
+def test_live_progress_shows_a_bar_for_each_phase() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with progress.display(console) as shown:
+        shown.phase("warm start", "supervised")
+        shown.progress(0.5, {"loss": 1.5})
+        shown.message("half way [done]")
+        shown.phase("train")
+        shown.progress(None, {"reward": float("nan")})
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "half way [done]" in text
+    assert "warm start" in text
+    assert "reward -" in text
