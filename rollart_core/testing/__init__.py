@@ -1,7 +1,22 @@
-"""For plugin authors: deterministic fakes of every contract."""
+"""For plugin authors: deterministic fakes of every contract, and checks that it is kept."""
 
+from rollart_core.testing.async_checks import (
+    check_inference_engine,
+    check_reward_backend,
+    check_sandbox,
+)
 from rollart_core.testing.engine import ScriptedEngine, keyed_script, text_script
+from rollart_core.testing.env_checks import check_env
 from rollart_core.testing.envs import AsyncFakeEnv, FakeEnv
+from rollart_core.testing.part_checks import (
+    check_algorithm,
+    check_mapper,
+    check_reward,
+    check_tracker,
+    check_weight_channel,
+    example_group,
+    example_request,
+)
 from rollart_core.testing.parts import (
     FakeAlgorithm,
     FakeGroupReward,
@@ -10,10 +25,12 @@ from rollart_core.testing.parts import (
     FakeTracker,
     FakeWeightChannel,
 )
+from rollart_core.testing.results import CheckResult, Outcome, assert_checks
 from rollart_core.testing.sandbox import FakeSandbox
 
 __all__ = [
     "AsyncFakeEnv",
+    "CheckResult",
     "FakeAlgorithm",
     "FakeEnv",
     "FakeGroupReward",
@@ -22,7 +39,20 @@ __all__ = [
     "FakeSandbox",
     "FakeTracker",
     "FakeWeightChannel",
+    "Outcome",
     "ScriptedEngine",
+    "assert_checks",
+    "check_algorithm",
+    "check_env",
+    "check_inference_engine",
+    "check_mapper",
+    "check_reward",
+    "check_reward_backend",
+    "check_sandbox",
+    "check_tracker",
+    "check_weight_channel",
+    "example_group",
+    "example_request",
     "keyed_script",
     "text_script",
 ]

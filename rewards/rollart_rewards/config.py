@@ -1,0 +1,18 @@
+"""Options of the built-in reward functions. Never imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EnvReturnConfig(BaseModel):
+    """Options of ``rollart/EnvReturn-v1``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    return_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Weight of the sum of the environment's rewards."""
+    success_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of its success (1 or 0); above 0 the environment must say ``info["success"]``."""

@@ -1,0 +1,93 @@
+"""What a conformance check says: PASS, FAIL or SKIP, with the reason.
+
+Takes: named functions that raise. Gives: one :class:`CheckResult` each. Never: lets a check that
+did not run pass for one that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollart_core.errors import first_line
+
+
+class Outcome(StrEnum):
+    """How a check ended."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+    """It could not be run; never to be shown as a pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check's outcome."""
+
+    name: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it failed or was skipped."""
+
+
+class SkipCheck(Exception):
+    """Raised inside a check that cannot run; its message is the reason."""
+
+
+class CheckFailed(AssertionError):
+    """Raised inside a check that found a breach; its message is the reason."""
+
+
+def expect(truth: object, reason: str) -> None:
+    """Raise :class:`CheckFailed` with ``reason`` unless ``truth``."""
+    if not truth:
+        raise CheckFailed(reason)
+
+
+def run_checks(checks: Mapping[str, Callable[[], None]]) -> list[CheckResult]:
+    """Run each check, and say how it ended."""
+    results = []
+    for name, check in checks.items():
+        try:
+            check()
+        except Exception as e:
+            results.append(_ended(name, e))
+        else:
+            results.append(CheckResult(name, Outcome.PASS))
+    return results
+
+
+async def run_async_checks(
+    checks: Mapping[str, Callable[[], Awaitable[None]]],
+) -> list[CheckResult]:
+    """Run each check in turn on this loop, and say how it ended."""
+    results = []
+    for name, check in checks.items():
+        try:
+            await check()
+        except Exception as e:
+            results.append(_ended(name, e))
+        else:
+            results.append(CheckResult(name, Outcome.PASS))
+    return results
+
+
+def assert_checks(results: Sequence[CheckResult]) -> None:
+    """Raise an AssertionError that lists every failed check; for tests of plugins.
+
+    Raises:
+        AssertionError: When a check failed, or when there are no results.
+    """
+    failed = [f"{r.name}: {r.reason}" for r in results if r.outcome is Outcome.FAIL]
+    if failed or not results:
+        raise AssertionError("\n".join(failed) or "nothing was checked")
+
+
+def _ended(name: str, error: Exception) -> CheckResult:
+    if isinstance(error, SkipCheck):
+        return CheckResult(name, Outcome.SKIP, str(error))
+    if isinstance(error, CheckFailed):
+        return CheckResult(name, Outcome.FAIL, str(error))
+    return CheckResult(name, Outcome.FAIL, f"{type(error).__name__}: {first_line(str(error))}")
