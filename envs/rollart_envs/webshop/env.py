@@ -20,7 +20,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from rollart_core.spaces import Text
-from rollart_envs.webshop import pages
+from rollart_envs.webshop import page_html, pages
 from rollart_envs.webshop.config import (
     Difficulty,
     Goals,
@@ -217,9 +217,13 @@ def _terse(session: Session, show: bool) -> str:
     return pages.terse(session, pages.terse_instruction(session.goal) if show else None)
 
 
+def _html(session: Session, show: bool) -> str:
+    return page_html.html(session, session.goal.instruction_text if show else None)
+
+
 _RENDERERS: dict[str, Callable[[Session, bool], str]] = {
     "text": _text,
     "text_rich": _text_rich,
-    "html": _text,
+    "html": _html,
     "terse": _terse,
 }

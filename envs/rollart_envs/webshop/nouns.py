@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Literal, Protocol
 
 SPACY_MODEL = "en_core_web_sm"
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = re.compile(r"[^\W_]{2,}")
 _NOT_NOUNS = frozenset(
     """
     a about above all also an and any are as at be best better big both but by can extra
@@ -38,7 +38,7 @@ class Nouns(Protocol):
 
 
 class RuleNouns:
-    """Every word with a letter that is no function word and has no adjective's ending."""
+    """Every word that is no number, no function word and has no adjective's ending."""
 
     name = "builtin"
 
@@ -90,8 +90,4 @@ def _find_nouns(text: str) -> tuple[str, ...]:
 
 
 def _may_be_noun(word: str) -> bool:
-    return (
-        any(c.isalpha() for c in word)
-        and word not in _NOT_NOUNS
-        and not word.endswith(_NOT_NOUN_ENDINGS)
-    )
+    return not word[0].isdigit() and word not in _NOT_NOUNS and not word.endswith(_NOT_NOUN_ENDINGS)

@@ -17,12 +17,21 @@ tokenizer makes the same tokens of it on the page, in the instruction and in the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from rollart_envs.webshop.goals import Goal
-from rollart_envs.webshop.session import BACK, BUY, NEXT, PREV, SUB_PAGES, PageKind, Session
+from rollart_envs.webshop.page_html import script_json
+from rollart_envs.webshop.session import (
+    BACK,
+    BUY,
+    NEXT,
+    PREV,
+    SUB_PAGES,
+    PageKind,
+    Session,
+    sub_page_texts,
+)
 
 
 class Tag(Enum):
@@ -122,7 +131,8 @@ def _nodes(session: Session, instruction: str | None) -> Iterator[Node]:
         yield from _results_nodes(session)
     elif session.page == PageKind.SUB:
         yield Tag.BUTTON, PREV
-        yield from ((Tag.TEXT, t) for t in sub_page_texts(session))
+        pad = " " if session.sub_page == "Features" else ""
+        yield from ((Tag.TEXT, f"{pad}{t}") for t in sub_page_texts(session))
     else:
         yield from _item_nodes(session)
 
@@ -151,22 +161,13 @@ def _item_nodes(session: Session) -> Iterator[Node]:
     yield from ((Tag.BUTTON, name) for name in (*SUB_PAGES, BUY))
 
 
-def sub_page_texts(session: Session) -> tuple[str, ...]:
-    """Return the texts of the description, features or reviews page."""
-    product = session.product
-    assert product is not None
-    if session.sub_page == "Description":
-        return (product.description,)
-    return product.bullets if session.sub_page == "Features" else ()
-
-
 def _done_texts(session: Session) -> Iterator[str]:
     product, outcome = session.product, session.outcome
     assert product is not None
     assert outcome is not None
     yield from ("Thank you for shopping with us!", "Your code: ", "None")
     yield from (" (Paste it in your MTurk interface.)", "Purchased", "asin", product.asin)
-    yield from ("options", json.dumps(session.options))
+    yield from ("options", script_json(session.options))
     for name in ("attrs", "category", "query", "product category"):
         yield from (name, "None")
     yield from ("Target", "asin", "options", "attrs", "price upper", "instuction text")

@@ -34,10 +34,23 @@ STOP_WORDS = frozenset(
     there these they this to was will with
     """.split()  # noqa: SIM905 (thirty quotes say no more)
 )
-# Letters join over . ' : ·, digits over . ' , ; as in Unicode's word boundaries (UAX #29).
-_TOKEN = re.compile(
-    r"\w+(?:(?:(?<=[^\W\d_])[.:·'’‘․﹒'．：](?=[^\W\d_])|(?<=\d)[.,;'’‘](?=\d))\w+)*"
+# Tokens are Unicode's words (UAX #29): letters join over . ' : ·, digits over . ' , ; — ideographs
+# and pictures (Unicode 12 emoji) stand alone, and superscripts and fractions are none.
+_PICTURES = (
+    "©®‼⁉™ℹ↔-↙↩↪⌚⌛⌨⎈⏏⏩-⏳⏸-⏺Ⓜ▪▫▶◀◻-◾☀-★☇-☒☔-⚅⚐-✅✈-✒✔✖✝✡✨✳✴❄❇❌❎❓-❕❗❣-❧➕-➗➡➰➿⤴⤵"
+    "⬅-⬇⬛⬜⭐⭕〰〽㊗㊙\U0001f000-\U0001f0ff\U0001f170\U0001f171\U0001f17e\U0001f17f\U0001f18e"
+    "\U0001f191-\U0001f19a\U0001f201-\U0001f3fa\U0001f400-\U0001f64f\U0001f680-\U0001f6ff"
+    "\U0001f900-\U0001fffd"
 )
+_ALONE = "\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"
+_WORD = rf"(?:(?![{_ALONE}²³¹¼-¾①-⒛❶-➓⁰-₉⅐-⅟])\w)+"
+_TOKEN = re.compile(
+    rf"[\U0001f1e6-\U0001f1ff]{{2}}"
+    rf"|[{_PICTURES}][\U0001f3fb-\U0001f3ff]?(?:\u200d[{_PICTURES}][\U0001f3fb-\U0001f3ff]?)*"
+    rf"|[{_ALONE}]"
+    rf"|{_WORD}(?:(?:(?<=[^\W\d_])[.:·'’‘․﹒＇．：](?=[^\W\d_])|(?<=\d)[.,;⁄'’‘](?=\d)){_WORD})*"
+)
+_INVISIBLE = re.compile("[\u00ad\u0300-\u036f\u200e\u200f\u2060\ufe0e\ufe0f\ufeff]")
 _POSSESSIVE = re.compile(r"['’＇][sS]$")
 
 
@@ -45,12 +58,13 @@ _POSSESSIVE = re.compile(r"['’＇][sS]$")
 def _term(token: str) -> str | None:
     """Return the index term of a token, or None for a stop word."""
     word = _POSSESSIVE.sub("", token).lower()
-    return None if word in STOP_WORDS else stem(word)
+    return None if word in STOP_WORDS or not word.strip("_") else stem(word)
 
 
 def analyze(text: str) -> list[str]:
     """Return the index terms of ``text``: words without possessives, stop words and endings."""
-    return [t for t in map(_term, _TOKEN.findall(text)) if t and t != "_"]
+    tokens = _TOKEN.findall(text if text.isascii() else _INVISIBLE.sub("", text))
+    return [t for t in map(_term, tokens) if t]
 
 
 def document(product: Product) -> str:
@@ -87,6 +101,10 @@ class SearchIndex:
     def __init__(self, products: Sequence[Product]) -> None:
         counts = [Counter(analyze(document(p))) for p in products]
         self.num_documents = len(products)
+        # Ties go by ASIN: candidates are looked at in that order, and sorting keeps it.
+        self._by_asin = np.array(
+            sorted(range(len(products)), key=lambda i: products[i].asin), dtype=np.int64
+        )
         self._postings = _postings(counts)
         self._search = lru_cache(maxsize=4096)(self._rank)
 
@@ -104,13 +122,13 @@ class SearchIndex:
         return total.astype(np.float32)
 
     def _rank(self, query: str) -> tuple[int, ...]:
-        scores = self.scores(query)
+        scores = self.scores(query)[self._by_asin]
         found = np.flatnonzero(scores > 0)
         if len(found) > NUM_HITS:
             worst = np.partition(scores[found], -NUM_HITS)[-NUM_HITS]
             found = found[scores[found] >= worst]
         order = np.argsort(-scores[found], kind="stable")
-        return tuple(found[order[:NUM_HITS]].tolist())
+        return tuple(self._by_asin[found[order[:NUM_HITS]]].tolist())
 
 
 Posting = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]

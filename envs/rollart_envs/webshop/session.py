@@ -118,8 +118,7 @@ class Session:
         if self.page == PageKind.ITEM:
             return f"{place}/{asin}/{words}/{self.page_number}/{json.dumps(self.options)}"
         if self.page == PageKind.SUB:
-            options = json.dumps(self.options)
-            return f"{place}/{asin}/{words}/{self.page_number}/{self.sub_page}/{options}"
+            return f"{place}/{asin}/{words}/{self.page_number}/{self.sub_page}/{self.options}"
         return f"{place}/{asin}/{self.options}" if self.page == PageKind.DONE else place
 
     def link(self, position: int, product: Product) -> str:
@@ -188,6 +187,15 @@ class Session:
             for option, values in self.product.options.items():
                 found.update(dict.fromkeys(values, Click(option=option)))
         return found
+
+
+def sub_page_texts(session: Session) -> tuple[str, ...]:
+    """Return the texts of the description, features or reviews page."""
+    product = session.product
+    assert product is not None
+    if session.sub_page == "Description":
+        return (product.description,)
+    return product.bullets if session.sub_page == "Features" else ()
 
 
 _URL_NAMES = {

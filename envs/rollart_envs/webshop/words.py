@@ -21,8 +21,7 @@ BRANDS = _words(
 
 ATTRIBUTES = _words(
     "soft warm light thick thin sturdy quiet bright fresh smooth rugged simple fancy padded vented "
-    "folding washable durable compact vintage rustic glossy matte sealed quick heavy elastic lined "
-    "woven quilted certified portable rounded braided layered insulated"
+    "folding rustic glossy matte sealed quick heavy lined woven"
 )
 
 COLORS = _words(
