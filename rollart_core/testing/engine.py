@@ -75,6 +75,7 @@ class ScriptedEngine(InferenceEngine):
         logprob: The logprob of every token.
         record: Keep the requests in ``calls``.
         channel: Where ``load_weights`` fetches from; None takes any version.
+        policy_version: What the first weights are called.
         model_path: Taken as a real engine takes it, and not used; so are those that follow.
         dtype: Not used.
         device: Not used.
@@ -93,6 +94,7 @@ class ScriptedEngine(InferenceEngine):
         logprob: float = -1.0,
         record: bool = True,
         channel: WeightChannel | None = None,
+        policy_version: int = 0,
         model_path: str = "",
         dtype: str = "float32",
         device: str = "cpu",
@@ -108,7 +110,7 @@ class ScriptedEngine(InferenceEngine):
         self._max_context_tokens = max_context_tokens
         self.calls: list[GenerateRequest] = []
         self.num_calls: Counter[str] = Counter()
-        self._stats = EngineStats()
+        self._stats = EngineStats(policy_version=policy_version)
         self._sessions: dict[str, int] = {}
         self._in_flight: dict[str, asyncio.Future[_Wake]] = {}
         self._held: list[asyncio.Future[_Wake]] = []

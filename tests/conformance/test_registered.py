@@ -1,0 +1,188 @@
+"""Every registered plugin keeps its contract: a new built-in is tested the day it is registered."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rollart_core import registry
+from rollart_core.contracts.adapter import EnvAdapter
+from rollart_core.contracts.algorithm import Algorithm
+from rollart_core.contracts.hardware import HardwareMapper
+from rollart_core.contracts.inference import InferenceEngine
+from rollart_core.contracts.reward import GroupReward, Reward, RewardBackend
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.contracts.tracker import Tracker
+from rollart_core.contracts.weights import WeightChannel
+from rollart_core.plugins import KINDS, plugins
+from rollart_core.testing import (
+    CheckResult,
+    FakeReward,
+    assert_checks,
+    check_algorithm,
+    check_env,
+    check_inference_engine,
+    check_mapper,
+    check_reward,
+    check_reward_backend,
+    check_sandbox,
+    check_tracker,
+    check_weight_channel,
+)
+
+BASES: dict[str, tuple[type, ...]] = {
+    "rewards": (Reward, GroupReward),
+    "algorithms": (Algorithm,),
+    "hardware_mappers": (HardwareMapper,),
+    "inference_engines": (InferenceEngine,),
+    "sandboxes": (Sandbox,),
+    "reward_backends": (RewardBackend,),
+    "weight_channels": (WeightChannel,),
+    "trackers": (Tracker,),
+    "env_adapters": (EnvAdapter,),
+}
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def check_one_env(env_id: str, folder: Path) -> list[CheckResult]:
+    return check_env(partial(registry.make, env_id), spec=registry.env_spec(env_id))
+
+
+def check_one_reward(reward_id: str, folder: Path) -> list[CheckResult]:
+    spec = registry.spec("rewards", reward_id)
+    return check_reward(registry.build("rewards", reward_id), reward_range=spec.reward_range)
+
+
+def check_one_algorithm(algorithm_id: str, folder: Path) -> list[CheckResult]:
+    return check_algorithm(registry.build("algorithms", algorithm_id))
+
+
+def check_one_mapper(mapper_id: str, folder: Path) -> list[CheckResult]:
+    return check_mapper(registry.build("hardware_mappers", mapper_id))
+
+
+def check_one_engine(engine_id: str, folder: Path) -> list[CheckResult]:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**TINY))
+    model.save_pretrained(folder / "model")
+    return check_inference_engine(
+        lambda: registry.build(
+            "inference_engines",
+            engine_id,
+            model_path=str(folder / "model"),
+            device="cpu",
+            max_context_tokens=128,
+        )
+    )
+
+
+def check_one_sandbox(sandbox_id: str, folder: Path) -> list[CheckResult]:
+    return check_sandbox(lambda: registry.build("sandboxes", sandbox_id))
+
+
+def check_one_backend(backend_id: str, folder: Path) -> list[CheckResult]:
+    context = {"reward": FakeReward(), "reward_range": (0.0, 1.0), "timeout_s": 30.0}
+    return check_reward_backend(lambda: registry.build("reward_backends", backend_id, **context))
+
+
+def check_one_channel(channel_id: str, folder: Path) -> list[CheckResult]:
+    location = str(folder / "channel")
+    return check_weight_channel(
+        lambda: registry.build("weight_channels", channel_id, {"keep": 2}, location=location)
+    )
+
+
+def check_one_tracker(tracker_id: str, folder: Path) -> list[CheckResult]:
+    return check_tracker(lambda: registry.build("trackers", tracker_id), folder)
+
+
+CHECKS: dict[str, Callable[[str, Path], list[CheckResult]]] = {
+    "environments": check_one_env,
+    "rewards": check_one_reward,
+    "algorithms": check_one_algorithm,
+    "hardware_mappers": check_one_mapper,
+    "inference_engines": check_one_engine,
+    "sandboxes": check_one_sandbox,
+    "reward_backends": check_one_backend,
+    "weight_channels": check_one_channel,
+    "trackers": check_one_tracker,
+}
+NO_CHECK = {"env_adapters", "commands"}
+"""Kinds that have no registered member yet; whoever registers the first one writes its check."""
+
+REGISTERED = [(kind, plugin_id) for kind in KINDS for plugin_id in plugins().registered(kind)]
+EACH = pytest.mark.parametrize(("kind", "plugin_id"), REGISTERED)
+
+
+def test_there_is_a_check_for_every_kind_that_has_members():
+    assert set(CHECKS) | NO_CHECK == set(KINDS)
+    assert not NO_CHECK & {kind for kind, _ in REGISTERED}
+    assert len(REGISTERED) >= 10
+
+
+def test_no_built_in_is_broken():
+    broken = [f"{p}: {p.broken}" for p in plugins().broken if p.name.startswith("rollart-")]
+    assert broken == []
+
+
+@EACH
+def test_keeps_its_contract(kind, plugin_id, tmp_path):
+    assert_checks(CHECKS[kind](plugin_id, tmp_path))
+
+
+@EACH
+def test_says_what_it_is(kind, plugin_id):
+    spec = registry.spec(kind, plugin_id)
+    made = registry.resolve(kind, plugin_id)
+    bases = BASES.get(kind)
+    assert bases is None or issubclass(made, bases)
+    assert spec.summary.endswith(".")
+    assert made.__doc__
+    if spec.config is not None:
+        defaults = registry.checked_options(kind, plugin_id, {})
+        assert defaults == registry.config_model(kind, plugin_id)().model_dump()
+
+
+@EACH
+def test_an_unknown_option_is_refused(kind, plugin_id):
+    assert registry.option_problems(kind, plugin_id, {"no_such_option": 1})
+
+
+def test_config_models_import_no_torch():
+    modules = {
+        spec.config.split(":")[0]
+        for kind, plugin_id in REGISTERED
+        if (spec := registry.spec(kind, plugin_id)).config
+    }
+    code = f"import sys, {', '.join(sorted(modules))}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_custom_env_example_passes(repo_root, monkeypatch):
+    monkeypatch.syspath_prepend(str(repo_root / "examples" / "custom_env"))
+    assert_checks(check_env(partial(registry.make, "guess_number:GuessNumber")))
+    source = Path(importlib.import_module("guess_number").__file__).read_text()
+    assert len(source.splitlines()) < 50
