@@ -13,6 +13,8 @@
     │   ├── DeadlineFailure       a deadline passed
     │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
     ├── TooManyFailures           the run stopped itself; says at what rate and of which kind
+    ├── TrainingDiverged          loss or gradient were not finite several updates in a row
+    ├── JournalError              the run's record can no longer be written or read
     └── PartDied                  a process of the run (engine, trainer, env worker) is gone
 
 Plugins raise plain Python errors; the core attributes them with :func:`boundary`.
@@ -107,6 +109,14 @@ class CancelledFailure(EpisodeError):
 
 class TooManyFailures(RollartError):
     """The run stopped itself because too many episodes failed."""
+
+
+class TrainingDiverged(RollartError):
+    """Loss or gradient were not finite several updates in a row."""
+
+
+class JournalError(RollartError):
+    """The run's record can no longer be written (disk full, locked), or cannot be read."""
 
 
 class PartDied(RollartError):

@@ -51,9 +51,10 @@ def test_what_may_never_happen_is_caught() -> None:
     buffer.add(trajectory("g1", 0))
     with pytest.raises(AssertionError, match="two trajectories"):
         buffer.add(trajectory("g1", 0))
+    failure = Failure(FailureKind.TIMEOUT, "env.step", "slow")
+    failed = Trajectory(Ticket("g1.1", TASK, "g1", 1), "failed", failure=failure)
     with pytest.raises(AssertionError, match="failed trajectory"):
-        failure = Failure(FailureKind.TIMEOUT, "env.step", "slow")
-        buffer.add(Trajectory(Ticket("g1.1", TASK, "g1", 1), "failed", failure=failure))
+        buffer.add(failed)
     buffer.complete("g1")
     with pytest.raises(AssertionError, match="group is complete"):
         buffer.add(trajectory("g1", 1))

@@ -1,0 +1,142 @@
+"""The tables of the journal: their SQL, and the frozen rows that come out of them.
+
+Takes: nothing. Gives: the schema and one record per table. Never: opens a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA_VERSION = 1
+FILE = "journal.db"
+
+TicketState = Literal[
+    "running", "finished", "failed", "training", "trained", "lost", "aborted", "dropped", "undone"
+]
+"""``failed`` waits for its retry; ``finished`` for its group; ``undone``: given up by a resume."""
+
+OPEN_STATES: tuple[TicketState, ...] = ("running", "finished", "failed", "training")
+"""States a ticket may not be in once the run has ended."""
+
+BatchState = Literal["taken", "trained", "undone"]
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tickets (
+    ticket_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, idx INTEGER NOT NULL,
+    task TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
+    start_version INTEGER NOT NULL, batch INTEGER, reason TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX IF NOT EXISTS tickets_by_group ON tickets (group_id);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind TEXT NOT NULL, ticket_id TEXT,
+    attempt INTEGER, policy_version INTEGER, payload TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS batches (
+    seq INTEGER PRIMARY KEY, time_s REAL NOT NULL, batch INTEGER NOT NULL, state TEXT NOT NULL,
+    group_ids TEXT NOT NULL, staleness TEXT NOT NULL, ticket_ids TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS trajectories (
+    seq INTEGER PRIMARY KEY, time_s REAL NOT NULL, ticket_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL, group_id TEXT NOT NULL, status TEXT NOT NULL,
+    reward REAL, score REAL, success INTEGER, num_tokens INTEGER NOT NULL,
+    num_loss_tokens INTEGER NOT NULL, num_turns INTEGER NOT NULL,
+    oldest_version INTEGER NOT NULL, start_version INTEGER NOT NULL, wall_s REAL NOT NULL,
+    failure_kind TEXT, failure_boundary TEXT, failure_message TEXT,
+    shard TEXT, shard_row INTEGER
+);
+CREATE INDEX IF NOT EXISTS trajectories_by_ticket ON trajectories (ticket_id, attempt);
+CREATE TABLE IF NOT EXISTS blobs (seq INTEGER PRIMARY KEY, content BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS metrics (
+    train_step INTEGER NOT NULL, policy_version INTEGER NOT NULL, name TEXT NOT NULL, value REAL
+);
+CREATE INDEX IF NOT EXISTS metrics_by_name ON metrics (name, train_step);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TicketRow:
+    """Where a ticket stands."""
+
+    ticket_id: str
+    group_id: str
+    idx: int
+    task: str
+    """JSON of ``[env_id, split, index, seed]``."""
+    state: TicketState
+    attempt: int
+    """The last one dispatched."""
+    start_version: int
+    batch: int | None
+    """Number of the batch that took it."""
+    reason: str
+    """Why it is lost, aborted, dropped or undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened."""
+
+    seq: int
+    time_s: float
+    """Seconds since 1970."""
+    kind: str
+    ticket_id: str | None
+    attempt: int | None
+    policy_version: int | None
+    payload: str
+    """JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One batch the trainer took."""
+
+    seq: int
+    time_s: float
+    batch: int
+    """The trainer's policy_version when it took it."""
+    state: BatchState
+    group_ids: tuple[str, ...]
+    staleness: tuple[int, ...]
+    """Of each group, in versions."""
+    ticket_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """The summary of one recorded trajectory."""
+
+    seq: int
+    time_s: float
+    ticket_id: str
+    attempt: int
+    group_id: str
+    status: str
+    reward: float | None
+    score: float | None
+    success: bool | None
+    num_tokens: int
+    num_loss_tokens: int
+    num_turns: int
+    oldest_version: int
+    start_version: int
+    wall_s: float
+    failure_kind: str | None
+    failure_boundary: str | None
+    failure_message: str | None
+    shard: str | None
+    """File under ``trajectories/``; None while its data is still in the journal."""
+    shard_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric of one train_step."""
+
+    train_step: int
+    policy_version: int
+    name: str
+    value: float | None
+    """None when it was not a number."""

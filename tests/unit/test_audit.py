@@ -1,0 +1,144 @@
+"""The audit accounts for every ticket, and each broken promise is named."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollart_core.engine.audit import audit
+from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
+from rollart_core.engine.journal import Journal
+from rollart_core.types import Failure, FailureKind, Group, Sample, Task, Ticket, Trajectory, Turn
+
+TASK = Task("fake/Env-v0", "train", 3, 7)
+TURN = Turn("see", "do", 3, 3, "stop", 0.0, 0.0, 0.0)
+END = StopRun("done", "done")
+
+
+def ticket(group: int, index: int = 0, attempt: int = 0) -> Ticket:
+    group_id = f"g{group:07d}"
+    return Ticket(f"{group_id}.{index}", TASK, group_id, index, attempt)
+
+
+def finished(t: Ticket, version: int = 0, num_tokens: int = 6, num_turns: int = 1) -> Trajectory:
+    row = np.full(num_tokens, version, np.int32)
+    sample = Sample(row, np.ones(num_tokens, np.bool_), row.astype(np.float32), row, row)
+    return Trajectory(t, "finished", (sample,), (TURN,) * num_turns, 0.5, 1.0, True)
+
+
+def failed(t: Ticket) -> Trajectory:
+    return Trajectory(t, "failed", failure=Failure(FailureKind.SANDBOX, "sandbox.exec", "gone"))
+
+
+class Run:
+    """A journal with short words for what happens."""
+
+    def __init__(self, run_dir: Path, mode: str = "async") -> None:
+        self.run_dir = run_dir
+        self.journal = Journal(run_dir, {"mode": mode, "max_staleness": 1})
+
+    def finish(self, t: Ticket, version: int = 0, **kwargs: int) -> Trajectory:
+        self.journal.dispatched(t, version)
+        self.journal.trajectory(finished(t, version, **kwargs))
+        return finished(t, version, **kwargs)
+
+    def train(self, batch: int, *trajectories: Trajectory) -> None:
+        group_id = trajectories[0].ticket.group_id
+        group = Group(group_id, TASK, trajectories, len(trajectories))
+        self.journal.batch_taken([group], batch)
+        self.journal.batch_trained(batch)
+
+    def audit(self):
+        self.journal.flush()
+        return audit(self.run_dir)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.journal.close()
+
+
+def test_a_sound_run_is_accounted_for(run: Run) -> None:
+    run.journal.dispatched(ticket(0, 1), 0)
+    run.journal.trajectory(failed(ticket(0, 1)))
+    members = [
+        run.finish(ticket(0, 0), num_tokens=4),
+        run.finish(ticket(0, 1, 1), version=1, num_tokens=8, num_turns=3),
+    ]
+    run.train(1, *members)
+    run.finish(ticket(1), num_tokens=60, num_turns=8)
+    run.journal.decided(DropGroup("g0000001", "too_stale", requeued=True))
+    run.journal.dispatched(ticket(2), 1)
+    run.journal.decided(AbortEpisode("g0000002.0", "stopped"))
+    run.journal.dispatched(ticket(3), 1)
+    run.journal.trajectory(failed(ticket(3)))
+    run.journal.decided(LoseTicket("g0000003.0", "sandbox: gone"))
+    run.journal.decided(END)
+    report = run.audit()
+    assert report.ok
+    assert (report.num_tickets, report.trained, report.retried, report.open) == (5, 2, 1, 0)
+    assert (report.dropped, report.aborted) == ({"too_stale": 1}, {"stopped": 1})
+    assert (report.lost, report.failures) == ({"sandbox": 1}, {"sandbox": 2})
+    assert (report.max_staleness, report.staleness) == (1, {0: 1, 1: 1})
+    bias = report.length_bias
+    assert (bias.finished_tokens_mean, bias.trained_tokens_mean) == (24.0, 6.0)
+    assert (bias.finished_turns_mean, bias.trained_turns_mean) == (4.0, 2.0)
+    assert report.ended == "done"
+    assert json.loads(json.dumps(report.as_dict()))["ok"] is True
+
+
+def test_a_sample_above_the_bound_is_named(run: Run) -> None:
+    run.train(3, run.finish(ticket(0), version=1))
+    report = run.audit()
+    assert report.violations == ("g0000000.0 was trained at staleness 2, above 1",)
+    assert not report.ok
+
+
+def test_sync_promises_no_staleness_at_all(tmp_path: Path) -> None:
+    run = Run(tmp_path, mode="sync")
+    run.train(1, run.finish(ticket(0), version=0))
+    assert run.audit().violations == ("g0000000.0 was trained at staleness 1, above 0",)
+    run.journal.close()
+
+
+def test_a_ticket_trained_twice_is_named(run: Run) -> None:
+    trajectory = run.finish(ticket(0))
+    run.train(0, trajectory)
+    run.train(1, trajectory)
+    assert run.audit().violations == ("g0000000.0 was trained 2 times",)
+
+
+def test_an_unaccounted_ticket_is_named_once_the_run_has_ended(run: Run) -> None:
+    run.journal.dispatched(ticket(0), 0)
+    report = run.audit()
+    assert (report.open, report.ok, report.ended) == (1, True, None)
+    run.journal.decided(END)
+    assert run.audit().violations == (
+        "g0000000.0 is unaccounted for: the run has ended and it is still running",
+    )
+
+
+def test_training_on_what_failed_or_was_given_up_is_named(run: Run) -> None:
+    run.journal.dispatched(ticket(0), 0)
+    run.journal.trajectory(failed(ticket(0)))
+    run.train(0, finished(ticket(0)))
+    run.train(1, run.finish(ticket(1), version=1))
+    run.journal.decided(AbortEpisode("g0000001.0", "too_stale"))
+    assert run.audit().violations == (
+        "g0000000.0 was trained and has no finished trajectory",
+        "g0000001.0 was trained and is also aborted: too_stale",
+    )
+
+
+def test_what_a_resume_undid_may_be_trained_again(run: Run) -> None:
+    trajectory = run.finish(ticket(0))
+    run.train(0, trajectory)
+    run.journal.decided(END)
+    run.journal.resumed(0)
+    run.train(0, run.finish(ticket(1)))
+    report = run.audit()
+    assert (report.ok, report.undone, report.trained, report.ended) == (True, 1, 1, None)

@@ -1,0 +1,236 @@
+"""What was committed is there after any end, and a journal that cannot write says so."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollart_core.engine import journal_store
+from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
+from rollart_core.engine.journal import Journal
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.errors import JournalError
+from rollart_core.types import (
+    Failure,
+    FailureKind,
+    Group,
+    Sample,
+    Task,
+    Ticket,
+    Trajectory,
+)
+
+CONFIG = {"mode": "async", "max_staleness": 1, "name": "test"}
+TASK = Task("fake/Env-v0", "train", 3, 7)
+
+
+def ticket(group: int, index: int, attempt: int = 0) -> Ticket:
+    group_id = f"g{group:07d}"
+    return Ticket(f"{group_id}.{index}", TASK, group_id, index, attempt)
+
+
+def finished(t: Ticket, version: int = 0, num_tokens: int = 6) -> Trajectory:
+    row = np.full(num_tokens, version, np.int32)
+    mask = np.ones(num_tokens, np.bool_)
+    sample = Sample(row, mask, row.astype(np.float32), row, row)
+    return Trajectory(t, "finished", (sample,), reward=0.5, score=1.0, success=True)
+
+
+def failed(t: Ticket) -> Trajectory:
+    return Trajectory(t, "failed", failure=Failure(FailureKind.SANDBOX, "sandbox.exec", "gone"))
+
+
+def states(run_dir: Path) -> dict[str, str]:
+    with JournalReader(run_dir) as reader:
+        return {t.ticket_id.removeprefix("g000000"): t.state for t in reader.tickets()}
+
+
+def test_every_kind_of_record_comes_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    for i in range(2):
+        journal.dispatched(ticket(0, i), 4)
+        journal.trajectory(finished(ticket(0, i), 4))
+    journal.batch_taken([Group("g0000000", TASK, (finished(ticket(0, 0), 4),), 2)], 5)
+    journal.batch_trained(5)
+    journal.metrics(9, 5, {"train/loss": 0.25, "train/odd": float("nan")})
+    journal.event("swapped", {"stall_s": 0.5}, policy_version=6)
+    journal.close()
+    journal.close()
+    with JournalReader(tmp_path) as reader:
+        assert reader.config() == CONFIG
+        assert [(t.state, t.batch) for t in reader.tickets()] == [
+            ("trained", 5),
+            ("finished", None),
+        ]
+        (batch,) = reader.batches()
+        assert (batch.batch, batch.state, batch.staleness) == (5, "trained", (1,))
+        assert (batch.group_ids, batch.ticket_ids) == (("g0000000",), ("g0000000.0",))
+        row = reader.trajectory_rows()[0]
+        assert (row.num_tokens, row.oldest_version, row.success) == (6, 4, True)
+        assert (row.shard, row.shard_row) == ("part-000001.parquet", 0)
+        assert [m.value for m in reader.metrics()] == [0.25, None]
+        assert [m.value for m in reader.metrics("train/loss")] == [0.25]
+        kinds = [e.kind for e in reader.events()]
+        assert kinds == [*["dispatched", "finished"] * 2, "batch_trained", "swapped"]
+        assert reader.events(kind="swapped")[0].payload == '{"stall_s": 0.5}'
+        assert reader.next_ordinal() == 1
+    assert [t.ticket.ticket_id for t in read_trajectories(tmp_path)] == ["g0000000.0", "g0000000.1"]
+
+
+def test_tickets_follow_what_becomes_of_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    for i in range(5):
+        journal.dispatched(ticket(0, i), 0)
+    journal.trajectory(failed(ticket(0, 0)))
+    journal.dispatched(ticket(0, 0, attempt=1), 0)
+    journal.trajectory(finished(ticket(0, 1)))
+    journal.trajectory(failed(ticket(0, 2)))
+    journal.decided(LoseTicket("g0000000.2", "sandbox: gone \udc80"))
+    journal.decided(AbortEpisode("g0000000.3", "too_stale"))
+    journal.trajectory(failed(ticket(0, 3)))  # what it says after that changes nothing
+    journal.decided(DropGroup("g0000000", "too_stale"))
+    journal.decided(StopRun("done", "done"))
+    journal.close()
+    assert states(tmp_path) == {
+        "0.0": "running",
+        "0.1": "dropped",
+        "0.2": "lost",
+        "0.3": "aborted",
+        "0.4": "running",
+    }
+    with JournalReader(tmp_path) as reader:
+        assert reader.tickets()[0].attempt == 1
+        assert reader.tickets()[2].reason == "sandbox: gone \\udc80"
+
+
+def test_a_resume_undoes_what_the_checkpoint_does_not_hold(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    for batch in range(3):
+        journal.dispatched(ticket(batch, 0), batch)
+        trajectory = finished(ticket(batch, 0), batch)
+        journal.trajectory(trajectory)
+        journal.batch_taken([Group(f"g000000{batch}", TASK, (trajectory,), 1)], batch)
+        journal.batch_trained(batch)
+    journal.dispatched(ticket(3, 0), 3)
+    journal.close()
+    journal = Journal(tmp_path, CONFIG)
+    journal.resumed(1)
+    journal.close()
+    assert states(tmp_path) == {"0.0": "trained", "1.0": "undone", "2.0": "undone", "3.0": "undone"}
+    with JournalReader(tmp_path) as reader:
+        assert [b.state for b in reader.batches()] == ["trained", "undone", "undone"]
+        assert reader.next_ordinal() == 4
+
+
+def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG, rows_per_shard=4)
+    with JournalReader(tmp_path) as reader:
+        for i in range(10):
+            journal.trajectory(finished(ticket(0, i)))
+            journal.flush()
+            assert len(reader.trajectory_rows()) == i + 1
+            assert [t.ticket.index for t in reader.trajectories()] == list(range(i + 1))
+    journal.close()
+    assert len(list((tmp_path / "trajectories").iterdir())) == 3
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_journal import CONFIG, Journal, finished, ticket
+journal = Journal(Path(sys.argv[1]), CONFIG, rows_per_shard=50)
+for i in range(90):
+    journal.dispatched(ticket(i, 0), 0)
+    journal.trajectory(finished(ticket(i, 0)))
+    if i in (60, 89):
+        journal.flush()
+print("flushed", flush=True)
+while True:
+    journal.event("busy")
+"""
+
+
+def test_a_killed_process_leaves_everything_committed(tmp_path: Path) -> None:
+    code = WRITER.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "flushed\n"
+        os.kill(process.pid, signal.SIGKILL)
+    before = [t.ticket.ticket_id for t in read_trajectories(tmp_path)]
+    assert before == [f"g{i:07d}.0" for i in range(90)]
+    with JournalReader(tmp_path) as reader:
+        assert {r.shard for r in reader.trajectory_rows()} == {"part-000001.parquet", None}
+    Journal(tmp_path, CONFIG).close()  # takes up what no shard holds yet
+    with JournalReader(tmp_path) as reader:
+        assert all(r.shard for r in reader.trajectory_rows())
+    assert [t.ticket.ticket_id for t in read_trajectories(tmp_path)] == before
+
+
+def test_a_kill_between_shard_and_commit_gives_no_doubles(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.trajectory(finished(ticket(0, 0)))
+    journal.close()
+    with sqlite3.connect(tmp_path / "journal.db") as db:  # as if the last commit had not happened
+        db.execute("UPDATE trajectories SET shard = NULL, shard_row = NULL")
+        db.execute("INSERT INTO blobs VALUES (1, ?)", (journal_store.pack(finished(ticket(0, 0))),))
+    db.close()
+    assert len(list(read_trajectories(tmp_path))) == 1
+    Journal(tmp_path, CONFIG).close()
+    assert len(list(read_trajectories(tmp_path))) == 1
+    assert len(list((tmp_path / "trajectories").iterdir())) == 1
+
+
+def test_a_locked_database_surfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_store, "LOCK_TIMEOUT_S", 0.01)
+    heard: list[JournalError] = []
+    journal = Journal(tmp_path, CONFIG, on_error=heard.append)
+    other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    journal.event("anything")
+    with pytest.raises(JournalError, match=r"can no longer be written: .*database is locked"):
+        journal.flush()
+    assert len(heard) == 1
+    with pytest.raises(JournalError, match="locked"):
+        journal.event("more")
+    with pytest.raises(JournalError, match="locked"):
+        journal.close()
+    other.close()
+    assert not [t for t in threading.enumerate() if t.name == "journal"]
+
+
+def test_a_full_disk_surfaces_and_keeps_what_was_committed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.event("early")
+    journal.flush()
+    journal._store._db.execute("PRAGMA max_page_count = 1")
+    journal.event("late", {"text": "x" * 100_000})
+    with pytest.raises(JournalError, match="full"):
+        journal.close()
+    with JournalReader(tmp_path) as reader:
+        assert [e.kind for e in reader.events()] == ["early"]
+
+
+def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"no run directory: it has no journal\.db"):
+        JournalReader(tmp_path)
+    (tmp_path / "journal.db").write_text("this is no database, however long it goes on" * 100)
+    with pytest.raises(JournalError, match="cannot be read"):
+        JournalReader(tmp_path)
+    with pytest.raises(JournalError, match="cannot be opened"):
+        Journal(tmp_path, CONFIG)
+
+
+def test_nothing_is_written_after_close(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.close()
+    with pytest.raises(JournalError, match="is closed"):
+        journal.event("late")
