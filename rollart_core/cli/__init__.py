@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["main"]
-
 
 class Command(NamedTuple):
     """A command that is imported when it is called."""

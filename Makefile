@@ -1,0 +1,78 @@
+# The two commands of the README are `make run` and `make test`. Both set up what they need first,
+# and both are quick when nothing has changed since. Variables to override, such as `make run TORCH_INDEX=...`:
+
+VENV ?= .venv
+# The first Python of 3.11 or newer that can make a virtual environment.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$p && break; done)
+# Which torch to install, unless the virtual environment has one already. Empty: none.
+TORCH ?= torch==2.13.0
+# Where to find it besides pip's own index, such as https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+# What `make run` runs, and further arguments for it: `make run ARGS="stop.wall_s=60"`.
+CONFIG ?= examples/webshop.yaml
+ARGS ?=
+# Which benchmarks `make bench` runs; all when empty.
+BENCH ?=
+WHEELHOUSE ?= .wheelhouse
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+RUN_STAMP := $(VENV)/.set-up-to-run
+DEV_STAMP := $(VENV)/.set-up-to-test
+BENCH_STAMP := $(VENV)/.set-up-to-bench
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check docs bench wheelhouse
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(RUN_STAMP) ## Set up what running needs.
+
+run: $(RUN_STAMP) ## Run the main job: an agent learns to shop.
+	$(VENV)/bin/rollart run $(CONFIG) $(ARGS)
+
+test: $(DEV_STAMP) wheelhouse ## Run the tests (not the slow ones).
+	$(PY) -m pytest $(ARGS)
+
+check: $(DEV_STAMP) ## Lint, format and type checks.
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: $(DEV_STAMP) ## Check that the documentation says what the code does.
+	$(PY) -m pytest tests/unit/test_docs.py
+
+bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
+	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \
+		$(VENV)/bin/rollart bench $$name || exit 1; done
+
+wheelhouse: $(WHEELHOUSE)/.complete ## Fetch the wheels that the packaging tests install offline.
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Where torch can be imported already, that one is kept.
+$(RUN_STAMP): pyproject.toml | $(PY)
+	$(if $(TORCH),$(PY) -c 'import torch' 2>/dev/null || $(PIP) install -q \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
+	$(PIP) install -q -e '.[train]'
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PIP) install -q -e '.[train,dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(RUN_STAMP)
+	$(PIP) install -q -e '.[train,bench]'
+	@touch $@
+
+$(WHEELHOUSE)/.complete: pyproject.toml | $(PY)
+	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+		print(*p["project"]["dependencies"], sep="\n")' > $(WHEELHOUSE)/requirements.txt
+	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements.txt
+	@touch $@

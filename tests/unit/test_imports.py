@@ -1,0 +1,209 @@
+"""Who may import whom. One walk over the source; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "rollart_core": ROOT / "rollart_core",
+    "rollart_envs": ROOT / "envs/rollart_envs",
+    "rollart_rewards": ROOT / "rewards/rollart_rewards",
+    "rollart_algorithms": ROOT / "algorithms/rollart_algorithms",
+    "rollart_plugins": ROOT / "plugins/rollart_plugins",
+}
+BUILT_INS = tuple(p for p in PACKAGES if p != "rollart_core")
+
+HEAVY = {
+    *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
+    *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
+}
+MAY_BE_HEAVY = (
+    "rollart_core.train.",
+    "rollart_core.models.",
+    "rollart_core.bench.",
+    "rollart_core.runtime.ray",
+    "rollart_core.view.",
+    "rollart_algorithms.",
+    "rollart_plugins.engines.",
+    "rollart_plugins.sandboxes.",
+    "rollart_plugins.serverless.",
+    "rollart_plugins.weights.",
+    "rollart_plugins.trackers.",
+)
+"""Files that exist for a heavy library; their config and plugin modules are not among them."""
+
+ROOMS = (
+    ("types",),
+    ("errors",),
+    ("contracts", "hookspecs", "spaces"),
+    ("config", "problems"),
+    ("config_checks", "config_load", "plugins", "registry", "resolve"),
+    ("models", "rollout", "engine", "train", "weights", "plan"),
+    ("runtime",),
+    ("testing", "bench", "view", "cli"),
+)
+"""A room imports from its own row and the rows above it."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement."""
+
+    where: str
+    line: int
+    module: str
+    names: tuple[str, ...]
+    lazy: bool
+    """Inside a function."""
+    typing_only: bool
+    """Under ``if TYPE_CHECKING``."""
+
+    def __str__(self) -> str:
+        return f"{self.where}:{self.line} imports {self.module}"
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return every module of ours by name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Return every import of ours."""
+    return tuple(i for name, path in modules().items() for i in _imports_of(name, path))
+
+
+def _imports_of(name: str, path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    stack: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
+    while stack:
+        node, lazy, typing_only = stack.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, node.lineno, alias.name, (), lazy, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno} is a relative import"
+            assert node.module is not None
+            names = tuple(alias.name for alias in node.names)
+            yield Import(name, node.lineno, node.module, names, lazy, typing_only)
+        lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typing_only = True
+        stack += [(child, lazy, typing_only) for child in ast.iter_child_nodes(node)]
+
+
+def row(module: str) -> int:
+    """Return the row of a module of rollart_core; -1 for the package itself."""
+    room = module.split(".")[1] if "." in module else ""
+    rows = [n for n, names in enumerate(ROOMS) if room in names]
+    assert rows or not room, f"{module} is in no room: add it to ROOMS, in its place"
+    return rows[0] if rows else -1
+
+
+def test_the_walk_sees_every_package() -> None:
+    assert {i.where.split(".")[0] for i in imports()} == set(PACKAGES)
+
+
+def test_imports_of_the_core_run_one_way() -> None:
+    wrong = [
+        str(i)
+        for i in imports()
+        if i.where.startswith("rollart_core.")
+        and i.module.startswith("rollart_core.")
+        and not i.typing_only
+        and row(i.module) > row(i.where)
+    ]
+    assert not wrong
+
+
+def test_the_core_never_imports_a_built_in() -> None:
+    # Benchmarks measure the built-ins; all others reach them through the registry.
+    wrong = [
+        str(i)
+        for i in imports()
+        if i.where.startswith("rollart_core")
+        and not i.where.startswith("rollart_core.bench")
+        and i.module.split(".")[0] in BUILT_INS
+    ]
+    assert not wrong
+
+
+def test_built_ins_import_public_names_of_the_core_only() -> None:
+    wrong = [
+        str(i)
+        for i in imports()
+        if i.where.startswith(BUILT_INS)
+        and i.module.startswith("rollart_core")
+        and any(part.startswith("_") for part in (*i.module.split("."), *i.names))
+    ]
+    assert not wrong
+
+
+def test_heavy_libraries_are_imported_where_they_belong_or_lazily() -> None:
+    wrong = [
+        str(i)
+        for i in imports()
+        if i.module.split(".")[0] in HEAVY
+        and not (i.lazy or i.typing_only)
+        and (not i.where.startswith(MAY_BE_HEAVY) or i.where.endswith((".config", ".plugin")))
+    ]
+    assert not wrong
+
+
+def test_only_the_files_for_it_import_ray() -> None:
+    allowed = ("rollart_core.runtime.ray", "rollart_plugins.serverless.ray_serve")
+    wrong = [str(i) for i in imports() if i.module.split(".")[0] == "ray"]
+    assert [w for w in wrong if not w.startswith(allowed)] == []
+
+
+def test_the_scheduler_does_no_io_and_reads_no_clock() -> None:
+    impure = {
+        *("time", "datetime", "asyncio", "threading", "multiprocessing", "concurrent", "random"),
+        *("os", "io", "pathlib", "socket", "subprocess", "sqlite3", "logging", "secrets"),
+    }
+    wrong = [
+        str(i)
+        for i in imports()
+        if i.where in {"rollart_core.engine.scheduler", "rollart_core.engine.events"}
+        and i.module.split(".")[0] in impure
+    ]
+    assert not wrong
+
+
+def test_no_top_level_folder_is_a_package() -> None:
+    for folder in ("envs", "rewards", "algorithms", "plugins", "cookiecutter"):
+        assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_typed(package: str) -> None:
+    assert (PACKAGES[package] / "py.typed").exists()
+
+
+def test_listing_and_every_config_model_import_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from rollart_core import registry\n"
+        "from rollart_core.plugins import KINDS, plugins\n"
+        "for kind in KINDS:\n"
+        "    for key, found in plugins().registered(kind).items():\n"
+        "        if kind != 'commands': registry.config_model(kind, key)\n"
+        "print(*{m.split('.')[0] for m in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())

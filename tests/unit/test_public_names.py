@@ -1,0 +1,44 @@
+"""Modules that say what is public say it rightly."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [ROOT, ROOT / "envs", ROOT / "rewards", ROOT / "algorithms", ROOT / "plugins"]
+
+
+def modules_with_all() -> list[str]:
+    found = []
+    for folder in FOLDERS:
+        for path in sorted(folder.glob("rollart_*/**/*.py")):
+            if "\n__all__ = " in path.read_text(encoding="utf-8"):
+                parts = path.relative_to(folder).with_suffix("").parts
+                found.append(".".join(parts).removesuffix(".__init__"))
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_all())
+def test_all_equals_the_public_names(name: str) -> None:
+    module = importlib.import_module(name)
+    listed = list(module.__all__)
+    assert len(listed) == len(set(listed))
+    assert [n for n in listed if not hasattr(module, n)] == []
+    tree = ast.parse(inspect.getsource(module))
+    defined = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    assert {n for n in defined if not n.startswith("_")} <= set(listed)
+
+
+def test_the_package_itself_offers_make() -> None:
+    import rollart_core
+
+    assert rollart_core.__all__ == ["make"]
