@@ -84,6 +84,10 @@ class HuggingFaceRunner(Runner):
         cache.crop(length - len(self._tokens[slot]))  # negative: how many to take off
         return True
 
+    def clear(self, slot: int) -> None:
+        """See :meth:`Runner.clear`."""
+        self._caches[slot], self._tokens[slot] = None, []
+
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """See :meth:`Runner.copy_prefix`."""

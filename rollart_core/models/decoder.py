@@ -94,6 +94,10 @@ class Decoder(Runner):
         with torch.inference_mode():
             return self._w.load(tensors)
 
+    def clear(self, slot: int) -> None:
+        """See :meth:`Runner.clear`."""
+        self._ops.clear(slot)
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """See :meth:`Runner.copy_prefix`."""
         self._ops.copy_prefix(source, target, num_tokens)

@@ -111,6 +111,9 @@ class NativeOps:
         """``out = silu(gate) * up``; ``[N, 2 F]`` to ``[N, F]``."""
         self._k.rollart_silu_mul(gate_up.data_ptr(), out.data_ptr(), out.shape[0], out.shape[1])
 
+    def clear(self, slot: int) -> None:
+        """Nothing to do: what a row must not see is never multiplied, not even by 0."""
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first keys and values of a slot, in all layers."""
         s = self._shape

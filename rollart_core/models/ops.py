@@ -40,5 +40,8 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         """``out = silu(gate) * up``; ``[N, 2 F]`` to ``[N, F]``."""
 
+    def clear(self, slot: int) -> None:
+        """Wipe a slot that may hold values that are not finite."""
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first keys and values of a slot, in all layers."""

@@ -66,6 +66,10 @@ class Runner(ABC):
         """Copy the first keys and values of slot ``source`` to slot ``target``."""
 
     @abstractmethod
+    def clear(self, slot: int) -> None:
+        """Wipe a slot that may hold values that are not finite; where masks suffice, do nothing."""
+
+    @abstractmethod
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Overwrite the weights in place and return their bytes.
 

@@ -151,6 +151,11 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         torch.mul(functional.silu(gate), up, out=out)
 
+    def clear(self, slot: int) -> None:
+        """Wipe a slot: masked values are multiplied by 0, which does not mend NaN."""
+        self._keys[:, slot] = 0
+        self._values[:, slot] = 0
+
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first keys and values of a slot, in all layers."""
         for cache in (self._keys, self._values):

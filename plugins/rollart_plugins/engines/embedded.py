@@ -338,6 +338,8 @@ class EmbeddedEngine(InferenceEngine):
     def _reject(self, active: ActiveRequest, error: InferenceFailure) -> None:
         if active.session is not None:
             active.session.lose_cache()
+            if self._runner is not None:
+                self._runner.clear(active.session.slot)
         active.reject(error)
         self._retire(active)
 

@@ -1,0 +1,1 @@
+"""The benchmarks: each module with a `run(options)` is one, ours beside a peer's in one run."""
