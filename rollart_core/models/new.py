@@ -71,6 +71,9 @@ _PRE_TOKEN = "|".join(
         rf"[^{_LETTERS}\p{{N}}\[\]{MARK}]+",  # punctuation and white space
     )
 )
+ASCII_PIECES = r" ?\[[A-Z]{2,}\] ?|(?:(?<=\w) )?\w+|[\[\]]|[^\w\[\]]+"
+"""Python's regex for the pieces of an ASCII text that are tokenized each for itself: it cuts where
+the pre-tokenizer does, with the space between two words at the head of the second."""
 _MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 
@@ -235,6 +238,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_positions: int) -> 
         "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_positions,
+        "rollart_ascii_pieces": ASCII_PIECES,
     }
     _write_json(folder / "tokenizer_config.json", config)
 

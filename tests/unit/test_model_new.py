@@ -95,6 +95,31 @@ def test_the_folder_holds_a_whole_model(tmp_path):
     assert tokenizer.template.is_plain
 
 
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load_tokenizer(new_model(tmp_path_factory.mktemp("m"), SMALL, TEXTS, 0))
+
+
+PARTS = ["a", "red", "b07x", "_", "4", " ", "  ", "\n", "[", "]", "[SEP]", "[A]", "[ab]", ". ", "-"]
+PARTS += ["<|user|>", "<|", "|>", "\x1f", "é", "'s", "\t", "[A1]", "SEP]"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
+@settings(max_examples=150, deadline=None)
+def test_encoding_by_pieces_changes_nothing(loaded, text):
+    raw = loaded._parts.encode._encode
+    assert loaded.encode(text) == raw(text)
+    assert loaded.encode(text + " ") == raw(text + " ")
+
+
+def test_ascii_text_of_known_pieces_does_not_go_the_slow_way(loaded, monkeypatch):
+    loaded.encode("a red [4]4 shirt<|user|>")
+    calls = []
+    monkeypatch.setattr(loaded._parts.encode, "_encode", lambda text: calls.append(text) or [])
+    loaded.encode("<|user|>a red red [4]4 shirt")
+    assert calls == []
+
+
 def test_rows_of_the_embedding_are_padded_to_64(tmp_path):
     folder = new_model(tmp_path, SMALL.model_copy(update={"vocab_size": 330}), TEXTS, 0)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 384
