@@ -91,6 +91,7 @@ class RunRecorder:
         self._totals = _Totals(began=time.perf_counter())
         if plan.resumed is not None:
             self._next_ordinal = plan.resumed.next_ordinal
+            self._log.resumed(plan.resumed.policy_version)
 
     def end_training(self, snapshot: Snapshot) -> None:
         """The RL phase is over."""

@@ -6,7 +6,7 @@ an object of another process; plugins are resolved here, from this process's ent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel
     from rollart_core.train.trainer import Trainer
+
+MAX_CORPUS_CHARS = 300_000
+"""More text does not make a better tokenizer of about a thousand tokens, only a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +117,20 @@ def build_model(path: str, model: NewModel, corpus: Corpus, seed: int) -> None:
 
     env = registry.make(corpus.env.id, **corpus.env.options)
     try:
-        texts = env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
+        texts = _up_to(
+            MAX_CORPUS_CHARS, env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
+        )
         new_model(path, model, texts, seed)
     finally:
         env.close()
+
+
+def _up_to(num_chars: int, texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield text
+        num_chars -= len(text)
+        if num_chars <= 0:
+            return
 
 
 class Demonstrator:
