@@ -229,10 +229,31 @@ def test_a_run_that_stopped_itself_is_exit_code_1_with_the_reason(
     assert said in err
 
 
-def test_dry_run_starts_nothing(rollart: Run, config: Path, launched: list[object]) -> None:
-    code, out, _ = rollart("run", str(config), "--dry-run", "--json")
+def test_dry_run_checks_the_classes_too_and_starts_nothing(
+    rollart: Run, config: Path, launched: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Part:
+        min_group_size = 4
+
+    monkeypatch.setitem(sys.modules, "parts", SimpleNamespace(Part=Part))
+    kinds = ("algorithm", "engine", "weights", "mapper")
+    dry = (
+        "run",
+        str(config),
+        "--dry-run",
+        "--json",
+        "trackers=[]",
+        *(f"{k}=parts:Part" for k in kinds),
+    )
+    code, out, _ = rollart(*dry, "rollout.min_group_size=4")
     assert code == 0
-    assert json.loads(out)["config"]["env"]["id"] == "toy/FrozenLake-v1"
+    resolved = json.loads(out)["config"]
+    assert resolved["env"]["id"] == "toy/FrozenLake-v1"
+    assert resolved["resolved_with"]["rollart"]
+    code, _, err = rollart(*dry, "weights=parts:Prat")
+    assert code == 1
+    assert "rollout.min_group_size: 2 is too few for parts:Part, which needs 4" in err
+    assert "Did you mean 'Part'?" in err
     assert launched == []
 
 
