@@ -158,3 +158,21 @@ def test_sokoban_oracle_is_shortest_and_knows_when_all_is_lost():
     assert env.oracle() is None
     env.load("DFP\nFFF\nFFF")
     assert env.solved
+
+
+def test_sokoban_oracle_plans_anew_after_a_move_that_is_not_its_own():
+    env = SokobanEnv(size=4, hint=False)
+    env.reset(seed=0)
+    env.load("PFFF\nFFFF\nFBFT\nFFFF")
+    for _ in range(3):
+        wrong = next(a for a in ACTIONS if a != env.oracle())
+        env.step(wrong)
+    assert env.oracle() == solve(env._floor, env._targets, env._state)[0]
+    assert play_oracle(env)[:2] == (1.0, True)
+
+
+def test_sokoban_levels_fit_into_a_tight_limit():
+    env = SokobanEnv(size=5, num_boxes=2, num_pulls=6, max_turns=16)
+    for index in range(15):
+        env.reset(options={"task": index})
+        assert len(solve(env._floor, env._targets, env._state)) <= 16
