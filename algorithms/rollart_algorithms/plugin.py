@@ -13,7 +13,7 @@ def rollart_algorithms() -> list[AlgorithmSpec]:
             alias="grpo",
             entry_point="rollart_algorithms.grpo:GRPO",
             config="rollart_algorithms.config:GRPOConfig",
-            summary="Group relative policy optimisation, with clip-higher and truncated importance sampling.",
+            summary="Group relative policies, with clip-higher and truncated importance sampling.",
             paper="arXiv:2402.03300",
         ),
     ]

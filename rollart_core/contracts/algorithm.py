@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.types import FloatArray, Group
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Signals = Mapping[str, Sequence[FloatArray]]
 """Signal name -> one ``[T]`` row per sample, samples in the order of groups, members, samples."""
+
+ZeroAdvantage = Literal["train", "skip", "drop"]
+"""What becomes of a sample whose advantages are all 0: it is trained like any other; its forward
+pass is skipped but it counts in the divisors; or it is not part of the minibatch at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,8 @@ class Algorithm(ABC):
     """
 
     requires: frozenset[str] = frozenset()
+    zero_advantage: ZeroAdvantage = "train"
+    """``skip`` and ``drop`` are for losses to which such samples add no gradient."""
     min_group_size: ClassVar[int] = 1
 
     @abstractmethod

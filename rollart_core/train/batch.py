@@ -1,0 +1,140 @@
+"""From groups to minibatches and microbatches, on numpy.
+
+Takes: groups, and the advantage and signal rows of their samples. Gives: the same samples in
+canonical order, dealt to minibatches, and packed to a token budget. Never: imports torch, or lets
+the order in which groups arrived reach a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rollart_core.contracts.algorithm import ZeroAdvantage
+from rollart_core.types import FloatArray, Group, IntArray, Sample
+
+
+@dataclass(slots=True)
+class Row:
+    """One sample on its way through the trainer."""
+
+    sample: Sample
+    advantages: FloatArray
+    """``[T]``."""
+    group: int
+    """Position of its group in canonical order."""
+    staleness: int
+    """Of its trajectory, in versions."""
+    signals: dict[str, FloatArray] = field(default_factory=dict)
+    """Signal name -> ``[T]``."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any advantage differs from 0."""
+        return bool(np.any(self.advantages))
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The samples of one optimizer update."""
+
+    rows: tuple[Row, ...]
+    """Those that go through the model."""
+    total_loss_tokens: int
+    total_samples: int
+
+
+def canonical(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups by id and their members by index, whatever order they came in."""
+    ordered = sorted(groups, key=lambda g: g.group_id)
+    return [
+        replace(g, trajectories=tuple(sorted(g.trajectories, key=lambda t: t.ticket.index)))
+        for g in ordered
+    ]
+
+
+def make_rows(
+    groups: Sequence[Group], advantages: Sequence[FloatArray], policy_version: int
+) -> list[Row]:
+    """Return one row a sample that has loss tokens, in the order of groups, members, samples.
+
+    Args:
+        groups: In canonical order.
+        advantages: One ``[T]`` row a sample, as the algorithm gave them.
+        policy_version: The trainer's version now.
+
+    Raises:
+        ValueError: When the advantages do not fit the samples or are not finite; or when a
+            sample's first token is a loss token (nothing comes before it to predict it from).
+    """
+    num_samples = sum(len(g.samples) for g in groups)
+    if len(advantages) != num_samples:
+        raise ValueError(f"the algorithm gave {len(advantages)} rows for {num_samples} samples")
+    rows: list[Row] = []
+    given = iter(advantages)
+    for position, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            staleness = policy_version - trajectory.oldest_version
+            for sample in trajectory.samples:
+                row = Row(sample, next(given), position, staleness)
+                _check(row, group.group_id)
+                if sample.num_loss_tokens:
+                    rows.append(row)
+    return rows
+
+
+def split(rows: Sequence[Row], num_minibatches: int, policy: ZeroAdvantage) -> list[Minibatch]:
+    """Deal rows to minibatches: whole groups, in order, as even as can be.
+
+    Args:
+        rows: In canonical order.
+        num_minibatches: At most this many; fewer when there are fewer groups.
+        policy: What becomes of samples whose advantages are all 0.
+    """
+    kept = [r for r in rows if policy != "drop" or r.is_live]
+    groups = sorted({r.group for r in kept})
+    parts = np.array_split(np.array(groups, dtype=np.int64), min(num_minibatches, len(groups)) or 1)
+    return [_minibatch([r for r in kept if r.group in set(part)], policy) for part in parts]
+
+
+def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
+    """Return bins of indices by next-fit decreasing; ties keep their order.
+
+    Args:
+        costs: Tokens of each item; one above the budget gets a bin of its own.
+        budget: Most tokens a bin.
+    """
+    bins: list[list[int]] = []
+    room = -1
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        if costs[i] > room:
+            bins.append([])
+            room = budget
+        bins[-1].append(i)
+        room -= costs[i]
+    return bins
+
+
+def model_input(sample: Sample) -> IntArray:
+    """Return the tokens the model must read: all that come before the last loss token."""
+    return sample.token_ids[: int(np.flatnonzero(sample.loss_mask)[-1])]
+
+
+def _minibatch(rows: list[Row], policy: ZeroAdvantage) -> Minibatch:
+    forwarded = [r for r in rows if policy == "train" or r.is_live]
+    return Minibatch(tuple(forwarded), sum(r.sample.num_loss_tokens for r in rows), len(rows))
+
+
+def _check(row: Row, group_id: str) -> None:
+    sample = row.sample
+    if row.advantages.shape != sample.token_ids.shape:
+        raise ValueError(
+            f"group {group_id}: advantages of shape {row.advantages.shape} for a sample of "
+            f"{sample.num_tokens} tokens"
+        )
+    if not np.isfinite(row.advantages).all():
+        raise ValueError(f"group {group_id}: advantages that are not finite")
+    if sample.num_tokens and sample.loss_mask[0]:
+        raise ValueError(f"group {group_id}: the first token of a sample cannot be a loss token")
