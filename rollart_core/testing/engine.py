@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from rollart_core.contracts.inference import (
@@ -61,7 +60,7 @@ def text_script(
 
 
 class ScriptedEngine(InferenceEngine):
-    """Answers from ``script``; ``calls`` holds every request, ``num_calls`` counts the others.
+    """Answers from ``script``; ``calls`` holds every request, ``num_calls`` counts all calls.
 
     An answer is cut at ``max_new_tokens``, and ends with the first stop token of the request where
     there is room for it. Weights that arrive while a request is in flight give the second half of
@@ -110,16 +109,12 @@ class ScriptedEngine(InferenceEngine):
         self._max_context_tokens = max_context_tokens
         self.calls: list[GenerateRequest] = []
         self.num_calls: Counter[str] = Counter()
-        self._stats = EngineStats(policy_version=policy_version)
+        self.policy_version = policy_version
+        self._num_tokens = {"prefill_tokens": 0, "cached_tokens": 0, "decode_tokens": 0}
         self._sessions: dict[str, int] = {}
         self._in_flight: dict[str, asyncio.Future[_Wake]] = {}
         self._held: list[asyncio.Future[_Wake]] = []
         self._state: Literal["new", "running", "paused", "closed"] = "new"
-
-    @property
-    def policy_version(self) -> int:
-        """The version that is loaded."""
-        return self._stats.policy_version
 
     async def start(self) -> None:
         """Be ready."""
@@ -152,7 +147,7 @@ class ScriptedEngine(InferenceEngine):
         self.num_calls["load_weights"] += 1
         tensors = self._channel.fetch(policy_version) if self._channel else ()
         num_bytes = sum(tensor.nbytes for _, tensor in tensors)
-        self._stats = replace(self._stats, policy_version=policy_version)
+        self.policy_version = policy_version
         return WeightSwap(policy_version, stall_s=0.0, num_bytes=num_bytes)
 
     async def pause(self) -> None:
@@ -179,8 +174,11 @@ class ScriptedEngine(InferenceEngine):
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        return replace(
-            self._stats, num_running=len(self._in_flight), num_sessions=len(self._sessions)
+        return EngineStats(
+            policy_version=self.policy_version,
+            num_running=len(self._in_flight),
+            num_sessions=len(self._sessions),
+            **self._num_tokens,
         )
 
     async def close(self) -> None:
@@ -217,7 +215,11 @@ class ScriptedEngine(InferenceEngine):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Wake] = loop.create_future()
         self._in_flight[request.request_id] = future
-        timer = loop.call_later(delay_s, _settle, future, "done")
+        timer: asyncio.Handle
+        if delay_s:
+            timer = loop.call_later(delay_s, _settle, future, "done")
+        else:
+            timer = loop.call_soon(_settle, future, "done")
         try:
             wake = await future
         finally:
@@ -244,12 +246,9 @@ class ScriptedEngine(InferenceEngine):
         num_cached = min(self._sessions.get(request.session_id, 0), num_prompt - 1)
         if request.session_id:
             self._sessions[request.session_id] = num_prompt + len(token_ids)
-        self._stats = replace(
-            self._stats,
-            prefill_tokens=self._stats.prefill_tokens + num_prompt - num_cached,
-            cached_tokens=self._stats.cached_tokens + num_cached,
-            decode_tokens=self._stats.decode_tokens + len(token_ids),
-        )
+        self._num_tokens["prefill_tokens"] += num_prompt - num_cached
+        self._num_tokens["cached_tokens"] += num_cached
+        self._num_tokens["decode_tokens"] += len(token_ids)
         return GenerateResult(
             token_ids=token_ids,
             inference_logprobs=[self._logprob] * len(token_ids),
