@@ -36,6 +36,7 @@ from rollart_envs.webshop.shop import SPLITS, open_shop
 
 _NUM_CORPUS_EPISODES = 1500
 _MAX_DEMO_TURNS = 40
+_MAX_CORPUS_CHARS = 4_000_000
 
 
 class WebShopEnv(gymnasium.Env[str, str]):
@@ -123,6 +124,8 @@ class WebShopEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Do ``action`` and return observation, reward, terminated, truncated, info."""
         session = self.session
+        if not isinstance(action, str):
+            raise TypeError(f"an action is a str such as 'search[soft boots]', not {action!r:.80}")
         if session.page == PageKind.DONE:
             raise ResetNeeded("the visit ended with a purchase: call reset()")
         done = session.act(action)
@@ -137,23 +140,30 @@ class WebShopEnv(gymnasium.Env[str, str]):
         return next_action(self.session)
 
     def corpus(self) -> Iterator[str]:
-        """Yield the texts of expert visits to ``train`` goals: pages and actions."""
+        """Yield the texts of expert visits to ``train`` goals: pages and actions, in turn."""
         goals = self._split("train")
         stride = max(1, len(goals) // _NUM_CORPUS_EPISODES)
         visitor = WebShopEnv(**self.config.model_dump())
+        num_chars = 0
         for index in goals[::stride]:
-            observation, _ = visitor.reset(options={"goal": index})
-            yield observation
-            for _ in range(_MAX_DEMO_TURNS):
-                action = visitor.oracle()
-                if action is None:
-                    break
-                yield action
-                yield visitor.step(action)[0]
+            texts = list(visitor._demonstration(index))
+            yield from texts
+            num_chars += sum(map(len, texts))
+            if num_chars > _MAX_CORPUS_CHARS:
+                return
 
     def close(self) -> None:
         """Forget the visit."""
         self._session = None
+
+    def _demonstration(self, index: int) -> Iterator[str]:
+        yield self.reset(options={"goal": index})[0]
+        for _ in range(_MAX_DEMO_TURNS):
+            action = self.oracle()
+            if action is None:
+                return
+            yield action
+            yield self.step(action)[0]
 
     def _split(self, split: str) -> tuple[int, ...]:
         if split not in self.shop.splits:

@@ -12,13 +12,14 @@ from string import Template
 
 
 class Markup(Template):
-    """A template whose values stand as ``§{name}``: scripts are full of dollars."""
+    """A template whose values stand as ``§{name}``, since scripts are full of dollars."""
 
     delimiter = "§"
 
+    def __init__(self, template: str) -> None:
+        # Editors strip a space that ends a line, so the source has a sign for it.
+        super().__init__(template.replace("␠", " "))
 
-SPACE = " "
-"""Where markup ends in a space: editors strip one that stands bare."""
 
 FRAME = Markup(
     """<!DOCTYPE html>
@@ -65,15 +66,15 @@ PLAIN_HEAD = """<!DOCTYPE html>
 
 SEARCH = Markup(
     PLAIN_HEAD
-    + f"""      <div class="col-md-6 col-md-offset-3">    {SPACE}
+    + """      <div class="col-md-6 col-md-offset-3">    ␠
         <div class="row">
           <div id="logo" class="text-center">
             <h2>WebShop</h2>
           </div>
           <div id="instruction-text" class="text-center">
-            <h4>§{{instruction}}</h4>
+            <h4>§{instruction}</h4>
           </div>
-          <form role="form" id="form-buscar" method="post" action="§{{url}}">
+          <form role="form" id="form-buscar" method="post" action="§{url}">
             <div class="form-group">
               <div class="input-group">
                 <input id="search_input" class="form-control" type="text" name="search_query" placeholder="Search..." required/>
@@ -83,7 +84,7 @@ SEARCH = Markup(
               </div>
             </div>
           </form>
-        </div>           {SPACE}
+        </div>           ␠
       </div>
     </div>
   </body>
@@ -96,8 +97,8 @@ RESULTS = Markup(
           <div class="display-4">
             <h3>Page §{page} (Total results: §{total})</h3>
           </div>
-          
-§{buttons}          
+         ␠
+§{buttons}         ␠
         </div>
       </div>
 
@@ -130,7 +131,7 @@ RESULT = Markup(
             <ul class="list-group shadow">
                 <div class="media align-items-lg-center flex-column flex-lg-row p-3">
                   <div class="media-body order-2 order-lg-1 searched-product">
-                    
+                   ␠
                     <h4 class="mt-0 font-weight-bold mb-2 product-asin"><a class="product-link" href="§{url}">§{link}</a></h5>
                     <h4 class="mt-0 font-weight-bold mb-2 product-title">§{title}</h5>
                     <div class="d-flex align-items-center justify-content-between mt-1">
@@ -192,7 +193,7 @@ ITEM = Markup(
                 <button class="btn btn-primary" type="submit">Reviews</button>
               </form>
             </div>
-            
+           ␠
           </div>
         </div>
         <div class="col-sm-2">
@@ -219,9 +220,9 @@ OPTION_GROUP = Markup(
 
 OPTION = Markup(
     """
-                  
-                  
-                  
+                 ␠
+                 ␠
+                 ␠
                   <input type="radio" id="radio_§{name}§{number}" name="§{name}" value="§{value}" data-url="§{url}">
                   <label for="radio_§{name}§{number}">§{value}</label>
                 """
@@ -249,7 +250,7 @@ ITEM_SCRIPT = Markup(
             $("#product-image").attr("src", image_url);
           }
         }
-        
+       ␠
         // reload with updated options
         this.addEventListener("click", function() {
           window.location.href = this.dataset.url;
@@ -284,7 +285,7 @@ FEATURE = Markup(
 
 DONE = Markup(
     PLAIN_HEAD
-    + f"""      <div class="col-md-6 col-md-offset-3">    {SPACE}
+    + """      <div class="col-md-6 col-md-offset-3">    ␠
         <div class="row">
           <div id="thankyou" class="text-center">
             <h1>Thank you for shopping with us!</h1>
@@ -295,8 +296,8 @@ DONE = Markup(
             <div style="display:none">
               <h2 align="left">Purchased</h2>
               <hr class="solid">
-              <h4 id="asin">asin<pre>§{{asin}}</pre></p>
-              <h4 id="options">options<pre>§{{options}}</pre></h4>
+              <h4 id="asin">asin<pre>§{asin}</pre></p>
+              <h4 id="options">options<pre>§{options}</pre></h4>
               <h4 id="purchased_attrs">attrs<pre>None</pre></h4>
               <h4 id="purchased-category">category<pre>None</pre></h4>
               <h4 id="purchased-query">query<pre>None</pre></h4>
@@ -315,10 +316,10 @@ DONE = Markup(
               <h2 align="left">Reward</h2>
             </div>
             <hr class="solid">
-      \t\t\t<h3   id="reward">Your score (min 0.0, max 1.0)<pre>§{{reward}}</pre></h3>
+      \t\t\t<h3   id="reward">Your score (min 0.0, max 1.0)<pre>§{reward}</pre></h3>
             <h4 hidden>Reward Details <div id="reward_info"><pre>None</pre></div></h4>
           </div>
-        </div>           {SPACE}
+        </div>           ␠
       </div>
     </div>
   </body>

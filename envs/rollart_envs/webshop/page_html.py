@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from urllib.parse import urlencode
+from functools import lru_cache
+from urllib.parse import quote_plus
 
 from rollart_envs.webshop import markup
 from rollart_envs.webshop.products import Product
@@ -46,13 +47,23 @@ def script_json(value: object) -> str:
 
 
 def _url(session: Session, **params: object) -> str:
-    pairs: list[tuple[str, str]] = [("session_id", str(session.goal_index))]
+    """Return the address with ``params``; ``keywords=...`` stands for the session's own."""
+    parts = [f"/?session_id={session.goal_index}"]
     for name, value in params.items():
         if name == "keywords":
-            pairs += [(name, word) for word in session.keywords]
+            parts += _keywords(session.keywords)
         else:
-            pairs.append((name, str(value)))
-    return escape("/?" + urlencode(pairs, safe=_URL_SAFE))
+            parts.append(f"{name}={_quoted(str(value))}")
+    return "&amp;".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _keywords(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"keywords={_quoted(word)}" for word in words)
+
+
+def _quoted(text: str) -> str:
+    return escape(quote_plus(text, safe=_URL_SAFE, errors="replace"))
 
 
 def _body(session: Session) -> str:

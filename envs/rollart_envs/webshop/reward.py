@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rapidfuzz import fuzz, utils
 
@@ -77,7 +78,9 @@ def judge(
     r_type, query_match, category_match, title_score = _type_reward(product, goal, nouns)
     attributes = _matched_attributes(product, goal.attributes)
     wanted = goal.goal_options
-    pairs: Sequence[object] = list(wanted.items()) if isinstance(wanted, Mapping) else list(wanted)
+    pairs: Sequence[str | tuple[str, str]] = (
+        list(wanted.items()) if isinstance(wanted, Mapping) else list(wanted)
+    )
     chosen = _matched_options(list(options.values()), pairs)
     r_price = price <= goal.price_upper
     asked = len(goal.attributes) + len(pairs) + 1
@@ -133,10 +136,10 @@ def _matched_attributes(product: Product, wanted: Sequence[str]) -> int:
     return count
 
 
-def _matched_options(chosen: Sequence[str], wanted: Sequence[object]) -> int:
+def _matched_options(chosen: Sequence[str], wanted: Sequence[str | tuple[str, str]]) -> int:
     """Count the wanted options that one of the chosen values matches."""
-    values = [_processed(_plain_color(v)) for v in chosen]
-    return sum(_fuzzy_in(_processed(_plain_color(w)), values) for w in wanted)
+    values = [_option_text(v) for v in chosen]
+    return sum(_fuzzy_in(_option_text(w), values) for w in wanted)
 
 
 def _fuzzy_in(wanted: str, candidates: Sequence[str]) -> bool:
@@ -146,15 +149,12 @@ def _fuzzy_in(wanted: str, candidates: Sequence[str]) -> bool:
     )
 
 
-def _plain_color(option: object) -> object:
-    """Return the first known colour in a value (or that a pair holds as one of its two parts)."""
-    if isinstance(option, str | tuple):
-        for color in _COLORS:
-            if color in option:
-                return color
-    return option
+@lru_cache(maxsize=16384)
+def _option_text(option: str | tuple[str, str]) -> str:
+    """Return what is compared of an option: ASCII letters and digits, lower case.
 
-
-def _processed(option: object) -> str:
-    """Return ASCII letters and digits, lower case, all else as spaces (pairs as they print)."""
-    return utils.default_process("".join(c for c in str(option) if c.isascii()))
+    A value with a known colour in it stands for that colour; so does a pair, where one of its two
+    parts is one. Other pairs are taken as they print.
+    """
+    plain = next((color for color in _COLORS if color in option), str(option))
+    return utils.default_process("".join(c for c in plain if c.isascii()))

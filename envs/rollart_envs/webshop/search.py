@@ -25,9 +25,6 @@ from rollart_envs.webshop.products import Product
 
 K1, B = 0.9, 0.4
 NUM_HITS = 50
-MAX_QUERY_CHARS = 20_000
-"""Longer queries are cut: nobody shops with a megabyte."""
-
 STOP_WORDS = frozenset(
     """
     a an and are as at be but by for if in into is it no not of on or such that the their then
@@ -110,7 +107,7 @@ class SearchIndex:
 
     def search(self, query: str) -> tuple[int, ...]:
         """Return the positions of at most 50 products that share a term with ``query``."""
-        return self._search(query[:MAX_QUERY_CHARS])
+        return self._search(query)
 
     def scores(self, query: str) -> npt.NDArray[np.float32]:
         """Return the score of every product, ``[N]``; 0 where no term is shared."""

@@ -19,6 +19,9 @@ from rollart_envs.webshop.shop import Shop
 BACK, NEXT, PREV, BUY = "Back to Search", "Next >", "< Prev", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
 _SUB_PAGE_OF = {name.lower(): name for name in SUB_PAGES}
+MAX_QUERY_CHARS = 4000
+"""Longer queries are cut: pages repeat the query in every link."""
+
 _BASE_URL = "http://127.0.0.1:3000"
 
 
@@ -126,6 +129,7 @@ class Session:
         return f"item {position + 1}" if self.handles else product.asin
 
     def _search(self, query: str) -> None:
+        query = query[:MAX_QUERY_CHARS]
         self.queries.append(query)
         self.keywords = tuple(query.split(" "))
         self.hits = self.shop.search(" ".join(self.keywords), self.page_size)

@@ -94,7 +94,10 @@ def _build(
     else:
         raw = read_files(data_dir)
     rows, attributes, human = raw
-    products = tuple(load_products(rows[:num_products], attributes, human))
+    try:
+        products = tuple(load_products(rows[:num_products], attributes, human))
+    except (AttributeError, KeyError, TypeError, IndexError) as e:
+        raise ValueError(f"data_dir: {data_dir}: a product is not as it should be: {e!r}") from e
     rng = random.Random(seed)
     prices = draw_prices(products, rng)
     make_goals = synthetic_goals if kind == "synthetic" else human_goals
