@@ -178,7 +178,9 @@ class ScriptedEngine(InferenceEngine):
             policy_version=self.policy_version,
             num_running=len(self._in_flight),
             num_sessions=len(self._sessions),
-            **self._num_tokens,
+            prefill_tokens=self._num_tokens["prefill_tokens"],
+            cached_tokens=self._num_tokens["cached_tokens"],
+            decode_tokens=self._num_tokens["decode_tokens"],
         )
 
     async def close(self) -> None:
