@@ -187,7 +187,7 @@ class JournalStore:
             (reason, policy_version, *OPEN_STATES),
         )
         self._db.execute(
-            "UPDATE batches SET state = 'undone' WHERE batch >= ? OR state = 'taken'",
+            "UPDATE batches SET state = 'undone' WHERE batch >= ?",
             (policy_version,),
         )
         self.event(time_s, "resumed", {}, policy_version=policy_version)

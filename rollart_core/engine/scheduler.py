@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
+from rollart_core.engine.attempts import AttemptWindow
+from rollart_core.engine.deadlines import Deadlines, first_excess
 from rollart_core.engine.events import (
     AbortEpisode,
     Action,
@@ -51,35 +53,7 @@ from rollart_core.engine.events import (
     TrainBatch,
     WeightsLoaded,
 )
-from rollart_core.errors import first_line
 from rollart_core.types import Failure, FailureKind, Task, Ticket
-
-__all__ = [
-    "AbortEpisode",
-    "Action",
-    "BatchTrained",
-    "CompleteGroup",
-    "DropGroup",
-    "DropReason",
-    "EpisodeFailed",
-    "EpisodeFinished",
-    "Event",
-    "GroupFiltered",
-    "GroupKept",
-    "LoseTicket",
-    "RunStarted",
-    "SchedulePolicy",
-    "Scheduler",
-    "Snapshot",
-    "StartEpisode",
-    "StopKind",
-    "StopRequested",
-    "StopRun",
-    "Tasks",
-    "TicketExpired",
-    "TrainBatch",
-    "WeightsLoaded",
-]
 
 
 class Tasks(Protocol):
@@ -148,9 +122,9 @@ class Scheduler:
         self._retries: deque[_Member] = deque()
         self._queue: deque[_Member] = deque()
         self._num_running = 0
-        self._unconsumed = _Deadlines()
-        self._ready = _Deadlines()
-        self._attempts = _AttemptWindow(policy.failure_window)
+        self._unconsumed = Deadlines()
+        self._ready = Deadlines()
+        self._attempts = AttemptWindow(policy.failure_window)
         self._counts = _Counts()
         self._actions: list[Action] = []
 
@@ -350,7 +324,7 @@ class Scheduler:
         if self._training or len(self._ready) < size:
             return
         rest = self._unconsumed.without(self._ready.earliest(size))
-        if not self.policy.drops_stale and _first_excess(rest, size, self._next_batch + 1):
+        if not self.policy.drops_stale and first_excess(rest, size, self._next_batch + 1):
             return
         batch = heapq.nsmallest(size, self._groups_in("ready"), key=_by_deadline)
         for group in batch:
@@ -367,7 +341,7 @@ class Scheduler:
         for. Otherwise there are none, unless an episode reports tokens older than its start.
         """
         size = self.policy.groups_per_batch
-        while excess := _first_excess(self._unconsumed.counts, size, self._next_batch):
+        while excess := first_excess(self._unconsumed.counts, size, self._next_batch):
             deadline, num_excess = excess
             late = [g for g in self._groups.values() if g.deadline <= deadline]
             # The least is lost with groups that are not complete, the youngest of them first.
@@ -460,87 +434,6 @@ def _by_deadline(group: _Group) -> tuple[int, int]:
 
 def _by_ordinal(group: _Group) -> int:
     return group.ordinal
-
-
-def _first_excess(counts: Mapping[int, int], size: int, batch: int) -> tuple[int, int] | None:
-    """Return the first deadline that cannot be met from ``batch`` on, and by how many groups."""
-    total = 0
-    for deadline in sorted(counts):
-        total += counts[deadline]
-        excess = total - size * max(0, deadline - batch + 1)
-        if excess > 0:
-            return deadline, excess
-    return None
-
-
-class _Deadlines:
-    """How many groups have which deadline; at most ``max_staleness + 2`` different ones."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
-        self._total = 0
-
-    def __len__(self) -> int:
-        return self._total
-
-    def add(self, deadline: int) -> None:
-        self.counts[deadline] += 1
-        self._total += 1
-
-    def remove(self, deadline: int) -> None:
-        self._total -= 1
-        self.counts[deadline] -= 1
-        if not self.counts[deadline]:
-            del self.counts[deadline]
-
-    def move(self, old: int, new: int) -> None:
-        self.remove(old)
-        self.add(new)
-
-    def earliest(self, n: int) -> Counter[int]:
-        """Return the counts of the ``n`` groups with the earliest deadlines."""
-        taken: Counter[int] = Counter()
-        for deadline in sorted(self.counts):
-            taken[deadline] = min(n, self.counts[deadline])
-            n -= taken[deadline]
-        return taken
-
-    def without(self, taken: Counter[int]) -> Counter[int]:
-        """Return the counts less ``taken``."""
-        return self.counts - taken
-
-
-class _AttemptWindow:
-    """The last ``size`` attempts: how many failed, and how."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._attempts: deque[tuple[FailureKind, str] | None] = deque()
-        self._num_failed = 0
-
-    def add(self, failure: Failure | None) -> None:
-        """Add an attempt; None when it finished."""
-        self._attempts.append((failure.kind, first_line(failure.message)) if failure else None)
-        self._num_failed += failure is not None
-        if len(self._attempts) > self._size:
-            self._num_failed -= self._attempts.popleft() is not None
-
-    @property
-    def full(self) -> bool:
-        return len(self._attempts) == self._size
-
-    @property
-    def rate(self) -> float:
-        return self._num_failed / len(self._attempts)
-
-    def reason(self, limit: float) -> str:
-        """Say the rate and the most common failure."""
-        failures = Counter(a for a in self._attempts if a is not None)
-        (kind, message), n = failures.most_common(1)[0]
-        return (
-            f"{self.rate:.0%} of the last {self._size} attempts failed (limit {limit:.0%}); "
-            f"most often, {n} times, {kind}: {message}"
-        )
 
 
 @dataclass(slots=True)

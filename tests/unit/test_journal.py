@@ -143,12 +143,15 @@ def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_journal import CONFIG, Journal, finished, ticket
-journal = Journal(Path(sys.argv[1]), CONFIG, rows_per_shard=50)
+from rollart_core.engine.journal import Journal
+from rollart_core.types import Task, Ticket, Trajectory
+
+journal = Journal(Path(sys.argv[1]), {}, rows_per_shard=50)
 for i in range(90):
-    journal.dispatched(ticket(i, 0), 0)
-    journal.trajectory(finished(ticket(i, 0)))
+    group = f"g{i:07d}"
+    ticket = Ticket(group + ".0", Task("fake/Env-v0", "train", i, 0), group, 0)
+    journal.dispatched(ticket, 0)
+    journal.trajectory(Trajectory(ticket, "finished", reward=1.0))
     if i in (60, 89):
         journal.flush()
 print("flushed", flush=True)
@@ -158,10 +161,8 @@ while True:
 
 
 def test_a_killed_process_leaves_everything_committed(tmp_path: Path) -> None:
-    code = WRITER.format(tests=str(Path(__file__).parent))
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "flushed\n"
         os.kill(process.pid, signal.SIGKILL)

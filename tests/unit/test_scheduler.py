@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollart_core.engine.scheduler import (
+from rollart_core.engine.events import (
     AbortEpisode,
     BatchTrained,
     CompleteGroup,
@@ -14,7 +14,6 @@ from rollart_core.engine.scheduler import (
     LoseTicket,
     RunStarted,
     SchedulePolicy,
-    Scheduler,
     StartEpisode,
     StopRequested,
     StopRun,
@@ -22,6 +21,7 @@ from rollart_core.engine.scheduler import (
     TrainBatch,
     WeightsLoaded,
 )
+from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource
 from rollart_core.types import Failure, FailureKind
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart_core.engine.scheduler import (
+from rollart_core.engine.events import (
     AbortEpisode,
     Action,
     BatchTrained,
@@ -19,7 +19,6 @@ from rollart_core.engine.scheduler import (
     LoseTicket,
     RunStarted,
     SchedulePolicy,
-    Scheduler,
     StartEpisode,
     StopRequested,
     StopRun,
@@ -27,6 +26,7 @@ from rollart_core.engine.scheduler import (
     TrainBatch,
     WeightsLoaded,
 )
+from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource
 from rollart_core.types import Failure, FailureKind, Ticket
 
@@ -205,7 +205,7 @@ def policies(draw: st.DrawFn) -> SchedulePolicy:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(policies(), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]))
 def test_every_promise_holds_under_any_order(
     policy: SchedulePolicy, seed: int, chaos: float
