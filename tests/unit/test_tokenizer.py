@@ -116,12 +116,20 @@ def test_plain_templates_are_told_from_those_that_look_at_contents(source, is_pl
     assert ChatTemplate(source, {}).is_plain is is_plain
 
 
-def test_a_plain_template_that_leaves_messages_out_does_not_append():
-    only_last = "{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}"
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if loop.last %}{{ m.content }}{% endif %}",
+        "{% if loop.last %}newest: {% endif %}{{ m.content }}",
+    ],
+)
+def test_a_plain_template_that_rewrites_what_was_does_not_append(body):
+    source = "{% for m in messages %}" + body + "{% endfor %}"
+    assert ChatTemplate(source, {}).is_plain
     talk = [
         Message(role=r, content=c) for r, c in [("user", "a"), ("assistant", "b"), ("user", "c")]
     ]
-    assert ChatTemplate(only_last, {}).continuation("", talk, 1) is None
+    assert ChatTemplate(source, {}).continuation("", talk, 1) is None
 
 
 def test_generation_tags_of_transformers_do_nothing():
