@@ -54,9 +54,16 @@ class Buffer:
         self._account(1, trajectory_bytes(trajectory))
         assert self._num_trajectories <= self._capacity, f"above capacity {self._capacity}"
 
-    def complete(self, group_id: str) -> Group:
-        """Close a group and return it, members in the order of their index."""
+    def complete(self, group_id: str, lost: Sequence[int] = ()) -> Group:
+        """Close a group and return it, members in the order of their index.
+
+        Args:
+            group_id: The group.
+            lost: Members the scheduler gave up. One may be here all the same, when its ticket
+                expired just as it finished; it is left out.
+        """
         members = self._growing.pop(group_id)
+        self._release([members.pop(i) for i in lost if i in members])
         ordered = tuple(members[i] for i in sorted(members))
         group = Group(group_id, ordered[0].ticket.task, ordered, self._group_size)
         self._complete[group_id] = group

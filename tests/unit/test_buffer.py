@@ -46,6 +46,15 @@ def test_bytes_are_accounted_and_discard_frees_both_kinds() -> None:
     assert (len(buffer), buffer.num_bytes) == (0, 0)
 
 
+def test_a_member_that_was_given_up_is_left_out() -> None:
+    buffer = Buffer(3, 3)
+    for index in range(2):
+        buffer.add(trajectory("g1", index))
+    whole = buffer.complete("g1", lost=(0, 2))
+    assert [t.ticket.index for t in whole.trajectories] == [1]
+    assert len(buffer) == 1
+
+
 def test_what_may_never_happen_is_caught() -> None:
     buffer = Buffer(2, 2)
     buffer.add(trajectory("g1", 0))
