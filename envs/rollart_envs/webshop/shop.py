@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rollart_envs.webshop.config import WebShopConfig
+from rollart_envs.webshop.config import Goals, NounTagger, WebShopConfig
 from rollart_envs.webshop.generate import DEFAULT_NUM_PRODUCTS, Rows, generate
 from rollart_envs.webshop.goals import Goal, human_goals, shuffled, synthetic_goals
 from rollart_envs.webshop.nouns import Nouns, make_nouns
@@ -83,21 +83,17 @@ def open_shop(config: WebShopConfig) -> Shop:
 @lru_cache(maxsize=8)
 def _build(
     data_dir: Path | None,
-    kind: str,
+    kind: Goals,
     seed: int,
     num_products: int | None,
     difficulty: int,
-    noun_tagger: Any,
+    noun_tagger: NounTagger,
 ) -> Shop:
+    nouns = make_nouns(noun_tagger)
     if data_dir is None:
-        raw = generate(num_products or DEFAULT_NUM_PRODUCTS, difficulty, seed)
+        products, index = _generated(num_products or DEFAULT_NUM_PRODUCTS, difficulty, seed)
     else:
-        raw = read_files(data_dir)
-    rows, attributes, human = raw
-    try:
-        products = tuple(load_products(rows[:num_products], attributes, human))
-    except (AttributeError, KeyError, TypeError, IndexError) as e:
-        raise ValueError(f"data_dir: {data_dir}: a product is not as it should be: {e!r}") from e
+        products, index = _official(data_dir, num_products)
     rng = random.Random(seed)
     prices = draw_prices(products, rng)
     make_goals = synthetic_goals if kind == "synthetic" else human_goals
@@ -109,12 +105,31 @@ def _build(
         prices=prices,
         goals=goals,
         splits=split_goals(goals),
-        index=SearchIndex(products),
-        nouns=make_nouns(noun_tagger),
+        index=index,
+        nouns=nouns,
         by_asin={p.asin: p for p in products},
         cumulative_weights=tuple(accumulate(g.weight for g in goals)),
         shuffle_results=data_dir is None and difficulty > 1,
     )
+
+
+Catalogue = tuple[tuple[Product, ...], SearchIndex]
+
+
+@lru_cache(maxsize=8)
+def _generated(num_products: int, difficulty: int, seed: int) -> Catalogue:
+    products = tuple(load_products(*generate(num_products, difficulty, seed)))
+    return products, SearchIndex(products)
+
+
+@lru_cache(maxsize=2)
+def _official(data_dir: Path, num_products: int | None) -> Catalogue:
+    rows, attributes, human = read_files(data_dir)
+    try:
+        products = tuple(load_products(rows[:num_products], attributes, human))
+    except (AttributeError, KeyError, TypeError, IndexError) as e:
+        raise ValueError(f"data_dir: {data_dir}: a product is not as it should be: {e!r}") from e
+    return products, SearchIndex(products)
 
 
 def split_goals(goals: Sequence[Goal]) -> dict[str, tuple[int, ...]]:
