@@ -53,9 +53,7 @@ from rollart_core.types import Group, Ticket, Trajectory
 class TrainerPart(Protocol):
     """The trainer, wherever it executes."""
 
-    async def train_batch(
-        self, groups: list[Group], policy_version: int
-    ) -> list[TrainStepReport]:
+    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
         """Update the weights on a batch."""
 
     async def publish(self, policy_version: int) -> Publication:
@@ -175,7 +173,7 @@ class Controller:
             case StartEpisode():
                 self._start(action.ticket, action.start_version)
             case CompleteGroup():
-                self._complete(action.group_id)
+                self._complete(action)
             case TrainBatch():
                 self._spawn(self._train(action))
             case AbortEpisode():
@@ -232,10 +230,10 @@ class Controller:
 
     # Groups and batches
 
-    def _complete(self, group_id: str) -> None:
-        group = self._parts.buffer.complete(group_id)
+    def _complete(self, action: CompleteGroup) -> None:
+        group = self._parts.buffer.complete(action.group_id, action.lost)
         kept = self._parts.keep_group(group)
-        self._events.put_nowait(GroupKept(group_id) if kept else GroupFiltered(group_id))
+        self._events.put_nowait((GroupKept if kept else GroupFiltered)(action.group_id))
 
     async def _train(self, action: TrainBatch) -> None:
         groups = self._parts.buffer.take(action.group_ids)
@@ -298,4 +296,3 @@ class Controller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._episodes.clear()
-

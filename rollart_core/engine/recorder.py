@@ -72,7 +72,6 @@ class RunRecorder:
         self._plan: CheckpointPlan | None = None
         self._totals = _Totals()
         self._open: dict[str, int] = {}
-        self._next_ordinal = 0
         self._swaps: list[WeightSwap] = []
 
     def start(self) -> None:
@@ -90,7 +89,6 @@ class RunRecorder:
         self._plan = plan
         self._totals = _Totals(began=time.perf_counter())
         if plan.resumed is not None:
-            self._next_ordinal = plan.resumed.next_ordinal
             self._log.resumed(plan.resumed.policy_version)
 
     def end_training(self, snapshot: Snapshot) -> None:
@@ -113,8 +111,6 @@ class RunRecorder:
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
         """An attempt begins."""
         self._open[ticket.group_id] = ticket.task.index
-        ordinal = int(ticket.group_id.lstrip("g"))
-        self._next_ordinal = max(self._next_ordinal, ordinal + 1)
         self._log.dispatched(ticket, start_version)
 
     def ended(self, trajectory: Trajectory) -> None:
@@ -244,7 +240,7 @@ class RunRecorder:
         await plan.trainer("save", str(folder), policy_version=version, train_step=step)
         resumed_s = plan.resumed.train_wall_s if plan.resumed else 0.0
         wall_s = resumed_s + time.perf_counter() - self._totals.began
-        state = RunState(version, step, self._next_ordinal, source, open_tasks, wall_s)
+        state = RunState(version, step, source, open_tasks, wall_s)
         state.write(folder)
         keep = self._run.config.checkpoint.keep
         for old in sorted((self._run_dir / "checkpoints").glob("v*"))[:-keep]:

@@ -48,7 +48,6 @@ class RunState:
 
     policy_version: int
     train_step: int
-    next_ordinal: int
     task_source: TaskSourceState
     open_tasks: tuple[int, ...]
     """Index of each task that was dispatched and not yet trained or dropped."""

@@ -25,6 +25,7 @@ from rollart_core.engine.controller import Controller, ControllerParts
 from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
 from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
+from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
 from rollart_core.engine.scheduler import Scheduler
@@ -302,7 +303,7 @@ class _Launch:
         )
         started = RunStarted(
             policy_version=state.policy_version if state else 0,
-            next_ordinal=state.next_ordinal if state else 0,
+            next_ordinal=_next_ordinal(self._resume),
         )
         try:
             return await controller.run(started)
@@ -412,6 +413,14 @@ def _capacity(run: ResolvedRun) -> int:
 
 def _keep_group(group: Group) -> bool:
     return plugins().decide("rollart_filter_group", group=group) is not False
+
+
+def _next_ordinal(resume: Path | None) -> int:
+    """Return a group number that no earlier part of the run gave out."""
+    if resume is None:
+        return 0
+    with JournalReader(resume) as journal:
+        return journal.next_ordinal()
 
 
 def _left(wall_s: float, state: RunState | None) -> float:

@@ -201,6 +201,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
             if search
             else [f"click[{name}]" for name in clickables],
             "invalid_action": invalid,
+            "success": False,
         }
         if session.outcome is not None:
             info["reward_components"] = session.outcome.components()
