@@ -333,3 +333,28 @@ def test_live_progress_shows_a_bar_for_each_phase() -> None:
     assert "half way [done]" in text
     assert "warm start" in text
     assert "reward -" in text
+
+
+def test_benchmarks_are_the_modules_that_can_run(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = rollart("bench")
+    assert code == 0
+    assert "engine" in out.split()
+    assert "rows" not in out.split()
+    assert rollart("bench", "engin")[2].startswith("Error: there is no benchmark 'engin'. Did you")
+    ratio = {"min": 1.0, "median": 2.125, "max": 3.0}
+    rows = [{"case": "a", "ours": 2.0, "peer": 1.0, "peer_name": "them", "unit": "tokens/s"}]
+    rows[0] |= {"ratio": ratio, "mark": 1.5, "meets_mark": True}
+    asked: list[object] = []
+
+    def run(options: dict[str, object]) -> dict[str, object]:
+        asked.append(options)
+        return {"name": "engine", "machine": {"cores": 2}, "rows": rows}
+
+    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", SimpleNamespace(run=run))
+    code, out, _ = rollart("bench", "engine", "pairs=2")
+    assert (code, asked) == (0, [{"pairs": 2}])
+    assert "2.12 (1 to 3)" in out
+    assert "1 them" in out
+    assert json.loads(rollart("bench", "engine", "--json")[1])["rows"] == rows
