@@ -157,7 +157,7 @@ class Trainer(Section):
     """Optimizer updates (train_steps) per batch of groups; one weight publication follows them."""
     max_tokens_per_microbatch: PositiveInt = 8192
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; ``auto``: where a C++ compiler (CPU) or CUDA is there."""
+    """C functions between the matrix products (CPU); ``auto``: where a C compiler is there."""
     autocast: Literal["off", "bfloat16"] = "off"
 
 

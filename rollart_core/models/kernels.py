@@ -1,4 +1,4 @@
-"""Compiles ``kernels.c`` once a machine and binds it.
+"""Compiles C sources, such as ``kernels.c``, once a machine and binds them.
 
 Takes: a C compiler, if there is one. Gives: a ctypes library, or None. Never: fails a run; without
 a compiler the decoder uses torch for the same work.
@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollart_core.errors import UserError
@@ -44,15 +44,31 @@ def load_kernels(required: bool = False) -> ctypes.CDLL | None:
     Raises:
         UserError: When ``required`` and there is no compiler, or it fails.
     """
+    return load_library(SOURCE, SIGNATURES, required)
+
+
+def load_library(
+    source: Path, signatures: Mapping[str, tuple[object, ...]], required: bool = False
+) -> ctypes.CDLL | None:
+    """Return a compiled C source, compiling it when this machine has not yet.
+
+    Args:
+        source: The C file.
+        signatures: Function name -> its ctypes argument types; all return nothing.
+        required: Whether to raise instead of answering None.
+
+    Raises:
+        UserError: When ``required`` and there is no compiler, or it fails.
+    """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         _give_up(required, "no C compiler (cc, gcc or $CC) on the PATH")
         return None
     try:
-        return _bind(_compile(compiler))
+        return _bind(_compile(compiler, source), signatures)
     except (OSError, subprocess.SubprocessError) as e:
         said = getattr(e, "stderr", "") or str(e)
-        _give_up(required, f"{compiler} could not compile {SOURCE.name}: {said[-300:]}")
+        _give_up(required, f"{compiler} could not compile {source.name}: {said[-300:]}")
         return None
 
 
@@ -61,25 +77,25 @@ def _give_up(required: bool, why: str) -> None:
         raise UserError(f"kernels: native was asked for, but {why}; use kernels: torch or auto")
 
 
-def _compile(compiler: str) -> Path:
-    source = SOURCE.read_bytes()
+def _compile(compiler: str, source: Path) -> Path:
+    text = source.read_bytes()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(b"\0".join([source, version, " ".join(FLAGS).encode(), _cpu()]))
-    target = _cache_dir() / f"kernels-{key.hexdigest()[:20]}.so"
+    key = hashlib.sha256(b"\0".join([text, version, " ".join(FLAGS).encode(), _cpu()]))
+    target = _cache_dir() / f"{source.stem}-{key.hexdigest()[:20]}.so"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "kernels.so"
+        made = Path(scratch) / "made.so"
         try:
-            _run_compiler(compiler, ("-fopenmp",), made)
+            _run_compiler(compiler, source, made, "-fopenmp")
         except subprocess.CalledProcessError:  # clang without libomp: one thread, but native
-            _run_compiler(compiler, (), made)
+            _run_compiler(compiler, source, made)
         made.replace(target)  # atomic: other processes see all of it or nothing
     return target
 
 
-def _run_compiler(compiler: str, extra: Sequence[str], target: Path) -> None:
-    command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(target), "-lm"]
+def _run_compiler(compiler: str, source: Path, target: Path, *extra: str) -> None:
+    command = [compiler, *FLAGS, *extra, str(source), "-o", str(target), "-lm"]
     subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S)
 
 
@@ -106,9 +122,9 @@ def _cache_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="rollart-kernels-"))
 
 
-def _bind(path: Path) -> ctypes.CDLL:
+def _bind(path: Path, signatures: Mapping[str, tuple[object, ...]]) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name, arguments in SIGNATURES.items():
+    for name, arguments in signatures.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None

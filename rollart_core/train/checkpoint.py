@@ -75,6 +75,8 @@ def export_hf(
     dtype = next(iter(tensors.values())).dtype
 
     def write(part: Path) -> None:
+        if distributed.rank() > 0:
+            return
         save: Any = model.save_pretrained
         save(part, state_dict=dict(tensors))
         config = json.loads((part / "config.json").read_text())
@@ -88,6 +90,7 @@ def export_hf(
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters by their transformers names; a tied one only once, under its first name."""
+    distributed.reshard(model)
     return {name: p.detach() for name, p in model.named_parameters(remove_duplicate=True)}
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.train import kernels, tree
-from rollart_core.train.kernels import AttentionItems, AttentionPlan
+from rollart_core.train.kernels import AttentionItems, AttentionPlan, TorchOps
 from rollart_core.types import IntArray
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -44,9 +44,11 @@ class TreeDecoder:
 
     Args:
         model: A causal LM for which :func:`supports` is True.
+        ops: The functions between its matrix products.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, ops: TorchOps) -> None:
+        self._ops = ops
         self._head: Any = model.lm_head
         self._body: Any = model.model
 
@@ -60,15 +62,46 @@ class TreeDecoder:
         rope = self._rope(x, torch.from_numpy(prefixes.positions).to(device))
         *layers, final = self._body.layers
         for layer in layers:
-            x = _layer(layer, x, rope, full, None)
-        x = _layer(final, x, rope, last, rows)
-        return self._head(_norm(self._body.norm, x))  # type: ignore[no-any-return]
+            x = self._layer(layer, x, rope, full)
+        x = self._layer(final, x, rope, last, rows)
+        return self._head(self._norm(self._body.norm, x))  # type: ignore[no-any-return]
 
     def _rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, ``[U, 1, D / 2]`` (both halves of the model's are equal)."""
+        """Return cos and sin, ``[U, D / 2]`` (both halves of the model's are equal)."""
         cos, sin = self._body.rotary_emb(x, positions[None])
         half = cos.shape[-1] // 2
-        return cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous()
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def _layer(
+        self,
+        layer: Any,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        plan: AttentionPlan,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Run one decoder layer; with ``rows``, only those rows query and are returned."""
+        attn, mlp = layer.self_attn, layer.mlp
+        h = self._norm(layer.input_layernorm, x)
+        k = self._turned(attn, "k", h, rope)
+        v = attn.v_proj(h).unflatten(-1, (-1, attn.head_dim))
+        if rows is not None:
+            x, h, rope = x[rows], h[rows], (rope[0][rows], rope[1][rows])
+        q = self._turned(attn, "q", h, (rope[0] * attn.scaling, rope[1] * attn.scaling))
+        x = x + attn.o_proj(kernels.planned_attention(q, k, v, plan).flatten(1))
+        h = self._norm(layer.post_attention_layernorm, x)
+        return x + mlp.down_proj(self._ops.swiglu(mlp.gate_proj(h), mlp.up_proj(h)))  # type: ignore[no-any-return]
+
+    def _turned(self, attn: Any, which: str, h: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Project to rotated queries or keys ``[N, heads, D]``, normalised where the model does."""
+        heads: Tensor = getattr(attn, f"{which}_proj")(h).unflatten(-1, (-1, attn.head_dim))
+        norm = getattr(attn, f"{which}_norm", None)
+        if norm is None:
+            return self._ops.turn_heads(heads, None, 0.0, rope)
+        return self._ops.turn_heads(heads, norm.weight, norm.variance_epsilon, rope)
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return self._ops.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 def device_plan(
@@ -102,39 +135,6 @@ def loss_pairs(
     tokens = np.concatenate(targets).astype(np.int64)
     pairs, inverse = np.unique(np.stack([rows, tokens]), axis=1, return_inverse=True)
     return wanted, pairs[0], pairs[1], inverse.reshape(-1)
-
-
-def _layer(
-    layer: Any,
-    x: Tensor,
-    rope: tuple[Tensor, Tensor],
-    plan: AttentionPlan,
-    rows: Tensor | None,
-) -> Tensor:
-    """Run one decoder layer; with ``rows``, only those rows query and are returned."""
-    attn, mlp = layer.self_attn, layer.mlp
-    cos, sin = rope
-    h = _norm(layer.input_layernorm, x)
-    k = _heads(attn, "k", h)
-    v = attn.v_proj(h).unflatten(-1, (-1, attn.head_dim))
-    k = kernels.rotary(k, cos, sin)
-    if rows is not None:
-        x, h, cos, sin = x[rows], h[rows], cos[rows], sin[rows]
-    q = kernels.rotary(_heads(attn, "q", h), cos * attn.scaling, sin * attn.scaling)
-    x = x + attn.o_proj(kernels.planned_attention(q, k, v, plan).flatten(1))
-    h = _norm(layer.post_attention_layernorm, x)
-    return x + mlp.down_proj(kernels.swiglu(mlp.gate_proj(h), mlp.up_proj(h)))  # type: ignore[no-any-return]
-
-
-def _heads(attn: Any, which: str, h: Tensor) -> Tensor:
-    """Project to queries or keys ``[N, heads, D]``, normalised per head where the model does."""
-    out: Tensor = getattr(attn, f"{which}_proj")(h).unflatten(-1, (-1, attn.head_dim))
-    norm = getattr(attn, f"{which}_norm", None)
-    return out if norm is None else _norm(norm, out)
-
-
-def _norm(norm: Any, x: Tensor) -> Tensor:
-    return kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 def _renumbered(prefixes: tree.PrefixTree, wanted: tree.Index) -> list[tree.Bucket]:

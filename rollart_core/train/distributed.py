@@ -35,6 +35,16 @@ def shard(model: nn.Module) -> None:
     fully_shard(model)
 
 
+def reshard(model: nn.Module) -> None:
+    """Free what a forward pass without a backward left gathered, so that parameters are shards."""
+    if world_size() > 1:
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
 def all_sum(values: Tensor) -> Tensor:
     """Return the sum over ranks, element by element."""
     if world_size() > 1:

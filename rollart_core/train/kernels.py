@@ -80,21 +80,6 @@ class _LogProbs(torch.autograd.Function):
         return grad_logits.index_put_((rows, targets), grad, accumulate=True), None, None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return ``weight x / sqrt(mean(x^2) + eps)`` over the last dimension (arXiv:1910.07467)."""
-    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return ``silu(gate) up`` (arXiv:2002.05202)."""
-    return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` ``[N, H, D]`` by ``cos`` and ``sin`` ``[N, 1, D / 2]`` (arXiv:2104.09864)."""
-    return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return,no-untyped-call]
-
-
 def logprobs(logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return logprobs of (row, target) pairs ``[P]``, and each row's entropy ``[R]`` (no gradient).
 
@@ -113,6 +98,33 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
     return out
+
+
+class TorchOps:
+    """The functions between the matrix products of a layer, in torch; for any device and dtype."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return ``weight x / sqrt(mean(x^2) + eps)`` by row ``[N, D]`` (arXiv:1910.07467)."""
+        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return,no-untyped-call]
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return ``silu(gate) up`` (arXiv:2002.05202)."""
+        return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
+
+    def turn_heads(
+        self, x: Tensor, weight: Tensor | None, eps: float, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Normalise heads ``[N, H, D]`` where a weight is given, then rotate them.
+
+        Args:
+            x: Queries or keys.
+            weight: ``[D]``, or None for models that do not normalise heads.
+            eps: Of the norm.
+            rope: cos and sin, ``[N, D / 2]`` each (arXiv:2104.09864), times any scale.
+        """
+        normed = x if weight is None else self.rms_norm(x, weight, eps)
+        cos, sin = rope
+        return _Rotary.apply(normed, cos[:, None], sin[:, None])  # type: ignore[no-any-return,no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

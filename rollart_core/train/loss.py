@@ -56,44 +56,45 @@ def spread(values: Tensor, loss_mask: Tensor) -> Tensor:
     return values.new_zeros(len(loss_mask)).index_copy(0, at, values)
 
 
-class MetricSums:
-    """Adds up the metrics of one minibatch over microbatches and ranks.
+def mismatch_sums(logprobs: Tensor, part: LossBatch) -> dict[str, Tensor]:
+    """Return how far the trainer's logprobs ``[N]`` are from the engine's: sums and maxima.
 
-    Args:
-        device: Of the tensors that are added.
+    Fresh tokens are those that the newest policy version sampled.
     """
+    mask = part.loss_mask
+    diff = (logprobs.detach() - part.inference_logprobs)[mask].abs()
+    fresh = part.staleness[mask] == 0
+    return {
+        "loss_tokens": mask.sum(),
+        "logprob_diff_mean": diff.sum(),
+        "logprob_diff_max": diff.max(),
+        "fresh_tokens": fresh.sum(),
+        "logprob_diff_fresh_mean": torch.where(fresh, diff, 0.0).sum(),
+        "logprob_diff_fresh_max": torch.where(fresh, diff, 0.0).max(),
+        "token_staleness_mean": part.staleness.sum(),
+    }
 
-    def __init__(self, device: torch.device) -> None:
+
+class MetricSums:
+    """Adds up the metrics of one minibatch over microbatches and ranks."""
+
+    def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
-        self._device = device
 
-    def add(
-        self,
-        loss: Tensor,
-        metrics: Mapping[str, Tensor],
-        logprobs: Tensor,
-        entropy: Tensor,
-        part: LossBatch,
-    ) -> None:
-        """Add one microbatch: its share of the loss, the algorithm's metrics and the mismatch."""
-        mask = part.loss_mask
-        diff = (logprobs.detach() - part.inference_logprobs)[mask].abs()
-        fresh = part.staleness[mask] == 0
-        everything = {
-            **metrics,
-            "loss": loss.detach(),
-            "loss_tokens": mask.sum(),
-            "entropy": entropy.sum(),
-            "logprob_diff_mean": diff.sum(),
-            "logprob_diff_max": diff.max(),
-            "fresh_tokens": fresh.sum(),
-            "logprob_diff_fresh_mean": (diff * fresh).sum(),
-            "logprob_diff_fresh_max": (diff * fresh).max(),
-            "token_staleness_mean": part.staleness.sum(),
-        }
-        for name, value in everything.items():
-            self._add(name, value.detach().double())
+    def add(self, metrics: Mapping[str, Tensor], *, is_real: bool) -> None:
+        """Add one microbatch: sums, and maxima (names ending in ``_max``).
+
+        One that is not real adds nothing but its names, so that all ranks reduce the same ones.
+        """
+        for name, metric in metrics.items():
+            value = metric.detach().double()
+            if name.endswith("_max"):
+                value = value if is_real else torch.full_like(value, -torch.inf)
+                self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
+            else:
+                value = value if is_real else torch.zeros_like(value)
+                self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
 
     def finish(self) -> dict[str, float]:
         """Return means over loss tokens and maxima, over all ranks."""
@@ -110,13 +111,6 @@ class MetricSums:
             "logprob_diff_fresh_mean": fresh_diff / max(fresh, 1.0),
             "loss_tokens": tokens,
         }
-
-    def _add(self, name: str, value: Tensor) -> None:
-        if name.endswith("_max"):
-            before = self._maxima.get(name)
-            self._maxima[name] = value if before is None else torch.maximum(before, value)
-        else:
-            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
 
     def _reduced(self, values: dict[str, Tensor], over_ranks: object) -> dict[str, float]:
         if not values:

@@ -79,9 +79,15 @@ class Policy(ABC):
 class TreePolicy(Policy):
     """Every distinct prefix once."""
 
-    def __init__(self, model: nn.Module, temperature: float, autocast: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        temperature: float,
+        autocast: bool,
+        ops: kernels.TorchOps | None = None,
+    ) -> None:
         super().__init__(model, temperature, autocast)
-        self._decoder = decoder.TreeDecoder(model)
+        self._decoder = decoder.TreeDecoder(model, ops or kernels.TorchOps())
 
     def microbatches(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """Count distinct prefixes only; see :class:`Policy`."""
@@ -155,14 +161,20 @@ def choose_road(model: nn.Module, *, world_size: int, autocast: bool) -> Road:
     return "packed" if packed.supports(model) else "padded"
 
 
-def make_policy(road: Road, model: nn.Module, temperature: float, *, autocast: bool) -> Policy:
-    """Return the policy of a road."""
-    roads: dict[str, type[Policy]] = {
-        "tree": TreePolicy,
-        "packed": PackedPolicy,
-        "padded": PaddedPolicy,
-    }
-    return roads[road](model, temperature, autocast)
+def make_policy(
+    road: Road,
+    model: nn.Module,
+    temperature: float,
+    *,
+    autocast: bool,
+    ops: kernels.TorchOps | None = None,
+) -> Policy:
+    """Return the policy of a road; ``ops`` are for the tree road (None: torch's)."""
+    if road == "tree":
+        return TreePolicy(model, temperature, autocast, ops)
+    if road == "packed":
+        return PackedPolicy(model, temperature, autocast)
+    return PaddedPolicy(model, temperature, autocast)
 
 
 def _loss_tokens(samples: Sequence[Sample]) -> tuple[list[tree.Index], list[IntArray]]:

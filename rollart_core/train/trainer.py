@@ -12,7 +12,6 @@ through its methods, so that it can live in a process of its own.
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +25,9 @@ from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.train import batch, checkpoint, distributed
 from rollart_core.train.batch import Minibatch, Row
-from rollart_core.train.loss import MetricSums, loss_batch, spread
+from rollart_core.train.kernels import TorchOps
+from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
+from rollart_core.train.native import native_ops
 from rollart_core.train.optimizer import GuardedAdamW
 from rollart_core.train.policy import Policy, choose_road, make_policy
 from rollart_core.train.report import TrainStepReport
@@ -76,8 +77,8 @@ class Trainer:
         self._deterministic = deterministic
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = _device(device)
-        self._model = load_model(model_path).to(self._device)
-        distributed.shard(self._model)
+        self._model_path = model_path
+        self._model = self._load()
         self._policy = self._make_policy(self._model, temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
@@ -237,7 +238,7 @@ class Trainer:
         self, minibatch: Minibatch, policy_version: int, *, is_first: bool
     ) -> dict[str, float]:
         """Take one optimizer update and return its metrics."""
-        sums = MetricSums(self._device)
+        sums = MetricSums()
         if not minibatch.rows:
             return {**sums.finish(), "loss": 0.0, "updated": 0.0, "tokens": 0.0}
         samples = [r.sample for r in minibatch.rows]
@@ -250,8 +251,9 @@ class Trainer:
                 part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
             loss, metrics = self._algorithm.loss(logprobs, part)
             _backward(loss * is_real * distributed.world_size())
-            if is_real:
-                sums.add(loss, metrics, logprobs, entropy, part)
+            mismatch = mismatch_sums(logprobs, part)
+            entropies = {"loss": loss, "entropy": entropy.sum()}
+            sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
         metrics_now = sums.finish()
         outcome = self._optimizer.update(metrics_now["loss"])
         return {
@@ -284,14 +286,30 @@ class Trainer:
     def _ensure_reference(self) -> Policy:
         """Return the reference policy: the weights as they are when it is first asked for."""
         if self._reference is None:
-            model = copy.deepcopy(self._model).requires_grad_(False)
+            model = self._load()
+            with torch.no_grad():
+                now = checkpoint.named_tensors(self._model)
+                for name, kept in checkpoint.named_tensors(model).items():
+                    kept.copy_(now[name])
+            model.requires_grad_(False)
             self._reference = self._make_policy(model, self._policy.temperature)
         return self._reference
+
+    def _load(self) -> torch.nn.Module:
+        model = load_model(self._model_path).to(self._device)
+        distributed.shard(model)
+        return model
 
     def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
         autocast = self._config.autocast == "bfloat16" or self._dtype == torch.bfloat16
         road = choose_road(model, world_size=distributed.world_size(), autocast=autocast)
-        return make_policy(road, model, temperature, autocast=autocast)
+        return make_policy(road, model, temperature, autocast=autocast, ops=self._ops())
+
+    def _ops(self) -> TorchOps | None:
+        """Return the functions in C where the config and the device allow it; None for torch's."""
+        if self._config.compile == "off" or self._device.type != "cpu":
+            return None
+        return native_ops(required=self._config.compile == "on")
 
     def _new_optimizer(self) -> GuardedAdamW:
         return GuardedAdamW(dict(self._model.named_parameters()), self._config)

@@ -3,6 +3,7 @@
 import math
 import pickle
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from small_models import (
 
 from rollart_algorithms.grpo import GRPO
 from rollart_core.errors import ConfigError, TrainingDiverged
+from rollart_core.train.native import native_ops
 from rollart_core.train.policy import Road, choose_road, make_policy
 from rollart_core.train.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
@@ -31,10 +33,15 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-@pytest.mark.parametrize("road", ["tree", "packed", "padded"])
+@pytest.mark.parametrize("road", ["native", "tree", "packed", "padded"])
 def test_every_road_gives_the_models_own_logprobs_and_gradients(
-    architecture: str, road: Road, tmp_path: Path
+    architecture: str, road: str, tmp_path: Path
 ) -> None:
+    ops = native_ops() if road == "native" else None
+    if road == "native":
+        if ops is None:
+            pytest.skip("no C compiler")
+        road = "tree"
     path = save_model(tmp_path, architecture)
     rng = np.random.default_rng(1)
     samples = [make_sample(rng, n, prefix=p) for n, p in ((40, 20), (200, 20), (90, 70), (90, 70))]
@@ -42,7 +49,9 @@ def test_every_road_gives_the_models_own_logprobs_and_gradients(
     weights = torch.randn(sum(s.num_loss_tokens for s in samples))
     plain, model = load_model(path), load_model(path)
     want = torch.cat([reference_logprobs(plain, s, 0.7) for s in samples])
-    got, entropy = make_policy(road, model, 0.7, autocast=False).logprobs(samples)
+    got, entropy = make_policy(cast(Road, road), model, 0.7, autocast=False, ops=ops).logprobs(
+        samples
+    )
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert entropy.min() > 0
     assert entropy.max() < math.log(VOCAB)
