@@ -108,4 +108,4 @@ def rollart_run_finished(run_dir: Path, report: Mapping[str, object]) -> None:
 
 @hookspec(firstresult=True)
 def rollart_filter_group(group: Group) -> bool | None:
-    """Decide whether a finished group may be trained on: False drops it, None leaves it to others."""
+    """Decide whether a finished group may be trained on: False drops it, None: others decide."""

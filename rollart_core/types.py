@@ -117,7 +117,7 @@ class Sample:
     loss_mask: BoolArray
     """``[T]``; True where the policy sampled the token."""
     inference_logprobs: FloatArray
-    """``[T]``; of the temperature-scaled, untruncated distribution; 0 where ``loss_mask`` is False."""
+    """``[T]``; of the temperature-scaled, untruncated distribution; 0 where not ``loss_mask``."""
     policy_versions: IntArray
     """``[T]``; -1 where ``loss_mask`` is False."""
     turn_ids: IntArray
@@ -180,7 +180,7 @@ def _min_version(sample: Sample) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sibling trajectories of one task that are left after retries; failed ones are not in it."""
+    """The sibling trajectories of one task that are left after retries, without failed ones."""
 
     group_id: str
     task: Task

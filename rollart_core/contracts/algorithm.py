@@ -54,7 +54,7 @@ class LossBatch:
     staleness: torch.Tensor
     """``[N]`` int64, in versions, 0 where masked."""
     total_loss_tokens: int
-    """Loss tokens of the whole minibatch, over all microbatches and ranks: the token-mean divisor."""
+    """Loss tokens of the whole minibatch, over all microbatches and ranks: what means divide by."""
     total_samples: int
     """Samples of the whole minibatch, over all microbatches and ranks."""
     signals: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 An environment never sees the tokenizer. It answers text (or chat messages) to text; the engine
 records the tokens. Any gymnasium environment with text actions is one already:
 
-    reset(*, seed=None, options=None) -> (observation, info)   # options: {"task": i, "split": "train"}
+    reset(*, seed=None, options=None) -> (observation, info)  # options: {"task": 3, "split": "x"}
     step(action: str) -> (observation, reward, terminated, truncated, info)
     close()                                                     # idempotent
 

@@ -1,7 +1,7 @@
 """Inference engines: token ids in, token ids and their logprobs out.
 
-The lifecycle is ``start -> (generate | load_weights | pause | resume | abort | release)* -> close``,
-all on one asyncio loop. ``generate`` calls run at once and are batched by the engine.
+The lifecycle is ``start -> (generate | load_weights | pause | resume | abort | release)* ->
+close``, all on one asyncio loop. ``generate`` calls run at once and are batched by the engine.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class ExecResult:
 
 
 class Sandbox(ABC):
-    """One box. ``start -> (exec | read_file | write_file | snapshot | restore | forward)* -> close``."""
+    """One box.
+
+    ``start -> (exec | read_file | write_file | snapshot | restore | forward)* -> close``.
+    """
 
     @abstractmethod
     async def start(self) -> None:
@@ -68,7 +71,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def forward(self, path: str, target: str) -> None:
-        """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port) outside."""
+        """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 CONTRACT_VERSION = 1
 """The contract version this core speaks; a spec for a newer one is refused."""
 
-ID_PATTERN = re.compile(r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$")
+ID_PATTERN = re.compile(
+    r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

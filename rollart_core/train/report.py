@@ -1,4 +1,4 @@
-"""What the trainer says of one optimizer update; free of torch, so that every process can read it."""
+"""What the trainer says of one optimizer update; free of torch, so that any process can read it."""
 
 from __future__ import annotations
 
