@@ -24,7 +24,7 @@ def rollart_environments() -> list[EnvSpec]:
             alias="frozenlake",
             entry_point="rollart_envs.toy.frozen_lake:FrozenLakeEnv",
             config="rollart_envs.toy.config:FrozenLakeConfig",
-            summary="Walk over a frozen lake to the goal and do not fall in (Gymnasium's, as text).",
+            summary="Walk over a frozen lake to the goal and do not fall in (Gymnasium's).",
             max_turns=20,
             splits=("train", "warm", "test"),
             workload=Workload(prefill_tokens=30, decode_tokens=3, turns=8, env_s=0.0001),
