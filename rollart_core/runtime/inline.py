@@ -106,7 +106,6 @@ class InlineRuntime:
         limits = {
             "max_turns": self._run.max_turns,
             "max_context_tokens": self._config.rollout.max_context_tokens,
-            "min_return": self._run.env.spec.reward_range[1],
         }
         kwargs = {"env": self._env, "tokenizer_path": model_path, "tasks": tasks, "limits": limits}
         await part.start(f"{_PARTS}:Demonstrator", kwargs)

@@ -24,8 +24,8 @@ from rollart_core.engine.buffer import Buffer
 from rollart_core.engine.controller import Controller, ControllerParts
 from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
 from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
-from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
 from rollart_core.engine.scheduler import Scheduler

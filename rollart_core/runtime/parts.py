@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from rollart_core import registry
@@ -117,9 +118,7 @@ def build_model(path: str, model: NewModel, corpus: Corpus, seed: int) -> None:
 
     env = registry.make(corpus.env.id, **corpus.env.options)
     try:
-        texts = _up_to(
-            MAX_CORPUS_CHARS, env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
-        )
+        texts = _up_to(MAX_CORPUS_CHARS, env_corpus(env, corpus.tasks, max_turns=corpus.max_turns))
         new_model(path, model, texts, seed)
     finally:
         env.close()
@@ -137,7 +136,7 @@ class Demonstrator:
     """Makes demonstrations by the environment's oracle, fresh ones on every call."""
 
     def __init__(
-        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, Any]
+        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, int]
     ) -> None:
         """Begin at the first task; the tasks are gone through again when they are used up.
 
@@ -145,27 +144,18 @@ class Demonstrator:
             env: Which environment.
             tokenizer_path: Where the tokenizer lies.
             tasks: What to demonstrate.
-            limits: ``max_turns``, ``max_context_tokens`` and ``min_return``.
+            limits: ``max_turns`` and ``max_context_tokens``.
         """
         from rollart_core.models.tokenizer import load_tokenizer
+        from rollart_core.train.demonstrations import demonstrations
 
-        self._env = env
-        self._tokenizer = load_tokenizer(tokenizer_path)
-        self._tasks = tasks
-        self._limits = limits
-        self._samples = self._endless()
+        self._samples = demonstrations(
+            lambda: registry.make(env.id, **env.options),
+            load_tokenizer(tokenizer_path),
+            cycle(tasks),
+            **limits,
+        )
 
     def take(self, n: int) -> list[Sample]:
         """Return the next ``n`` demonstrations."""
         return [next(self._samples) for _ in range(n)]
-
-    def _endless(self) -> Iterator[Sample]:
-        from rollart_core.train.demonstrations import demonstrations
-
-        while True:
-            yield from demonstrations(
-                lambda: registry.make(self._env.id, **self._env.options),
-                self._tokenizer,
-                self._tasks,
-                **self._limits,
-            )
