@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.output import plain, print_json, print_table
 from rollart_core.errors import UserError
 
 
@@ -24,7 +24,9 @@ def audit(
     if as_json:
         print_json(found.as_dict())
     else:
-        rows = [(name.replace("_", " "), str(value)) for name, value in found.as_dict().items()]
+        account = {k: v for k, v in found.as_dict().items() if k not in ("ok", "violations")}
+        rows = [(name.replace("_", " "), plain(value) or "-") for name, value in account.items()]
         print_table(f"{run_dir}", ("", ""), rows)
+        typer.echo("\n".join(f"Broken: {v}" for v in found.violations) or "No promise was broken.")
     if not found.ok:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from rollart_core import registry
-from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.output import plain, print_json, print_table
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
 from rollart_core.plugins import KINDS, Registered, plugins
@@ -31,7 +31,7 @@ def info(
         return
     for described in found:
         options = described.pop("options")
-        rows = [(name, _text(value)) for name, value in described.items()]
+        rows = [(name, plain(value)) for name, value in described.items()]
         print_table(plugin_id, ("", ""), rows)
         if isinstance(options, list):
             columns = ("option", "type", "default", "meaning")
@@ -127,11 +127,3 @@ def _type_name(annotation: Any) -> str:
     if annotation is NoneType:
         return "null"
     return getattr(annotation, "__name__", str(annotation))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return "" if value is None else str(value)

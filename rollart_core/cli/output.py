@@ -23,11 +23,23 @@ def print_json(value: object) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.show_header = any(columns)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
     stdout_console().print(table)
+
+
+def plain(value: object) -> str:
+    """Return a value as a person reads it: no brackets, nothing for None."""
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {plain(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
 
 
 def stdout_console() -> Console:

@@ -358,3 +358,38 @@ def test_benchmarks_are_the_modules_that_can_run(
     assert "2.12 (1 to 3)" in out
     assert "1 them" in out
     assert json.loads(rollart("bench", "engine", "--json")[1])["rows"] == rows
+
+
+@pytest.mark.parametrize("broken", [(), ("ticket g1.0 was trained twice",)])
+def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: tuple[str, ...]
+) -> None:
+    account = {"num_tickets": 8, "lost": {"timeout": 1}, "ok": not broken, "violations": broken}
+    found = SimpleNamespace(ok=not broken, violations=broken, as_dict=lambda: account)
+    module = SimpleNamespace(audit=lambda run_dir: found)
+    monkeypatch.setitem(sys.modules, "rollart_core.engine.audit", module)
+    (tmp_path / "journal.db").touch()
+    code, out, _ = rollart("audit", str(tmp_path))
+    assert code == (1 if broken else 0)
+    assert "timeout 1" in out
+    assert ("trained twice" in out) == bool(broken)
+    code, out, _ = rollart("audit", str(tmp_path), "--json")
+    assert code == (1 if broken else 0)
+    assert json.loads(out)["num_tickets"] == 8
+
+
+def test_audit_of_no_run_directory(rollart: Run, tmp_path: Path) -> None:
+    code, _, err = rollart("audit", str(tmp_path))
+    assert code == 1
+    assert "no run directory" in err
+
+
+def test_model_new_refuses_a_folder_in_use_and_a_wrong_shape(rollart: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is not empty" in rollart("model", "new", str(tmp_path), "--env", "frozenlake")[2]
+    new = ("model", "new", str(tmp_path / "new"), "--env", "frozenlake")
+    assert "Did you mean 'width'?" in rollart(*new, "widht=3")[2]
+    code, _, err = rollart(*new, "env.siz=3")
+    assert code == 1
+    assert "siz: unknown key" in err
+    assert not (tmp_path / "new").exists()
