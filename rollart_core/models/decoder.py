@@ -27,6 +27,11 @@ TILE_ROWS = 64
 bits wherever it stands, products of two shapes may not."""
 
 
+FLOPS_WORTH_THREADS = 3e7
+"""A CPU step of less work runs on one thread: waking others costs more than it saves, and ten times
+more on a busy machine, where the one that is waited for may not be running."""
+
+
 class Decoder(Runner):
     """A runner of our own."""
 
@@ -57,6 +62,7 @@ class Decoder(Runner):
         self.vocab_size = self._shape.vocab_size
         self.num_slots, self.max_tokens = num_slots, max_tokens
         self._tile = TILE_ROWS if deterministic else 1
+        self._adaptive = not deterministic and weights.embedding.device.type == "cpu"
         self.max_batch_tokens = -(-max_batch_tokens // self._tile) * self._tile
         self._ops = self._make_ops(kernels, deterministic)
         self._buffers = self._make_buffers()
@@ -102,9 +108,20 @@ class Decoder(Runner):
         """See :meth:`Runner.copy_prefix`."""
         self._ops.copy_prefix(source, target, num_tokens)
 
-    @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         """See :meth:`Runner.forward`."""
+        threads = torch.get_num_threads()
+        flops = 2 * batch.num_tokens * self._w.num_products
+        if threads == 1 or not self._adaptive or flops >= FLOPS_WORTH_THREADS:
+            return self._forward(batch)
+        torch.set_num_threads(1)
+        try:
+            return self._forward(batch)
+        finally:
+            torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def _forward(self, batch: TokenBatch) -> torch.Tensor:
         num, device = batch.num_tokens, self._w.embedding.device
         layout = lay_out(batch, split=device.type == "cpu" and torch.get_num_threads() > 1)
         x = self._rows("x", num)

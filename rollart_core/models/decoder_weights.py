@@ -65,6 +65,9 @@ class DecoderWeights:
         self.norm = self._vector("model.norm.weight", shape.width)
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(shape.num_layers)]
         self.head = self._head()
+        linears = [m for w in self.layers for m in (w.qkv, w.out, w.gate_up, w.down)]
+        self.num_products = sum(m.weight.numel() for m in [*linears, self.head])
+        """Multiplications per row."""
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Overwrite all weights; see :meth:`rollart_core.models.runner.Runner.load`."""

@@ -15,6 +15,10 @@
 #define W 16 /* floats handled at once; also the length of a key block */
 #define MAX_ROWS 8
 
+/* Below these, waking the other threads costs more than they save (and far more on a busy machine). */
+#define WORTH_ELEMENTS 32768
+#define WORTH_FLOPS 2000000
+
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
 
@@ -71,7 +75,7 @@ INLINE float inv_rms(const float *x, int64_t d, float eps) {
 /* out[n] = rms_norm(x[n]) * w, after x[n] += r[n] where r is given. x, r, out: [num, d]. */
 void rollart_add_rms_norm(float *x, const float *r, const float *w, float *out, int64_t num,
                           int64_t d, float eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (num * d > WORTH_ELEMENTS)
     for (int64_t n = 0; n < num; n++) {
         float *xn = x + n * d, *on = out + n * d;
         if (r)
@@ -83,7 +87,7 @@ void rollart_add_rms_norm(float *x, const float *r, const float *w, float *out, 
 
 /* out[n, i] = silu(gu[n, i]) * gu[n, f + i]. gu: [num, 2 f], out: [num, f]; f % 16 == 0. */
 void rollart_silu_mul(const float *gu, float *out, int64_t num, int64_t f) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (num * f > WORTH_ELEMENTS)
     for (int64_t n = 0; n < num; n++) {
         const float *g = gu + n * 2 * f, *u = g + f;
         for (int64_t i = 0; i < f; i += W) {
@@ -114,7 +118,7 @@ void rollart_rotate_and_store(float *qkv, const float *qw, const float *kw, cons
                               const float *sin, const int64_t *slots, const int64_t *pos,
                               float *keys, float *values, int64_t num, int64_t hq, int64_t hk,
                               int64_t dh, int64_t T, float eps) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (num * (hq + 2 * hk) * dh > WORTH_ELEMENTS)
     for (int64_t n = 0; n < num; n++) {
         float *row = qkv + n * (hq + 2 * hk) * dh;
         int64_t p = pos[n];
@@ -231,7 +235,10 @@ void rollart_attention(const float *qkv, float *out, const float *keys, const fl
                        const int64_t *item_slot, const int64_t *item_pos, int64_t items, int64_t hq,
                        int64_t hk, int64_t dh, int64_t T, float scale) {
     const int64_t g = hq / hk, width = (hq + 2 * hk) * dh;
-#pragma omp parallel
+    int64_t flops = 0;
+    for (int64_t it = 0; it < items; it++)
+        flops += 4 * item_rows[it] * (item_pos[it] + item_rows[it]) * hq * dh;
+#pragma omp parallel if (flops > WORTH_FLOPS)
     {
         float *s = aligned_alloc(64, (size_t)MAX_ROWS * (size_t)T * sizeof(float));
         float *q = aligned_alloc(64, (size_t)MAX_ROWS * (size_t)dh * sizeof(float));
@@ -323,7 +330,7 @@ INLINE float max_of(const float *x, int64_t v) {
 void rollart_sample(const float *logits, const float *inv_temp, const double *uniform,
                     int64_t *tokens, float *logprobs, int64_t num, int64_t v) {
     const int64_t chunks = (v + CHUNK - 1) / CHUNK;
-#pragma omp parallel
+#pragma omp parallel if (num * v > WORTH_ELEMENTS)
     {
         float *e = aligned_alloc(64, (size_t)(chunks * CHUNK) * sizeof(float));
         double *sums = aligned_alloc(64, (size_t)(chunks + 7) / 8 * 8 * sizeof(double));

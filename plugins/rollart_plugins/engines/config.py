@@ -14,7 +14,7 @@ class EmbeddedConfig(BaseModel):
 
     max_sessions: Annotated[int, Field(gt=0)] = 256
     """Rows of the KV cache: sessions kept at once. On a CPU memory is taken as it is used."""
-    max_batch_tokens: Annotated[int, Field(gt=0)] = 512
+    max_batch_tokens: Annotated[int, Field(gt=0)] = 1024
     """Most tokens computed in one step. Raised to ``max_sessions`` where it is less."""
     kv_cache_bytes: Annotated[int, Field(gt=0)] = 4 * 2**30
     """The KV cache is given fewer rows when it would outgrow this."""

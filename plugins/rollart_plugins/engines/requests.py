@@ -15,7 +15,7 @@ from rollart_core.contracts.inference import FinishReason, GenerateRequest, Gene
 from rollart_core.errors import InferenceFailure
 from rollart_core.models.runner import Int64Array
 from rollart_core.types import TokenSpan
-from rollart_plugins.engines.sessions import Session
+from rollart_plugins.engines.sessions import KvOrigin, Session
 
 
 @dataclass(slots=True, eq=False)
@@ -33,31 +33,35 @@ class ActiveRequest:
     num_cached: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    spans: list[TokenSpan] = field(default_factory=list)
+    origins: list[tuple[int, tuple[int, KvOrigin]]] = field(default_factory=list)
+    """First token, and policy_version and cache of all up to the next."""
 
     def append(self, token: int, logprob: float, policy_version: int) -> FinishReason | None:
         """Take one sampled token; says whether and why that was the last."""
         assert self.session is not None
-        kv, n = self.session.kv, len(self.token_ids)
+        origin = (policy_version, self.session.kv)
+        if not self.origins or self.origins[-1][1] != origin:
+            self.origins.append((len(self.token_ids), origin))
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        self._extend_span(n, policy_version, kv)
         if token in self.stops:
             return "stop"
-        return "length" if n + 1 >= self.limit else None
+        return "length" if len(self.token_ids) >= self.limit else None
 
-    def _extend_span(self, n: int, version: int, kv: str) -> None:
-        start = n
-        if self.spans and (self.spans[-1].policy_version, self.spans[-1].kv) == (version, kv):
-            start = self.spans.pop().start
-        self.spans.append(TokenSpan(start, n + 1, version, kv))  # type: ignore[arg-type]
+    @property
+    def spans(self) -> tuple[TokenSpan, ...]:
+        """Which version sampled which tokens."""
+        stops = [start for start, _ in self.origins[1:]] + [len(self.token_ids)]
+        return tuple(
+            TokenSpan(start, stop, version, kv)
+            for (start, (version, kv)), stop in zip(self.origins, stops, strict=False)
+        )  # not strict: a request that is aborted early has no origin and one stop
 
     def resolve(self, reason: FinishReason) -> None:
         """Answer the caller, unless it has gone."""
         if not self.future.done():
-            spans = tuple(self.spans)
             self.future.set_result(
-                GenerateResult(self.token_ids, self.logprobs, spans, reason, self.num_cached)
+                GenerateResult(self.token_ids, self.logprobs, self.spans, reason, self.num_cached)
             )
 
     def reject(self, error: InferenceFailure) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from rollart_core.models.runner import Int64Array
+
+KvOrigin: TypeAlias = Literal["fresh", "kept", "recomputed"]
+"""See :class:`rollart_core.types.TokenSpan`."""
 
 MIN_SHARED_TOKENS = 8
 """A shorter common prefix is computed rather than waited for or copied."""
@@ -32,7 +35,7 @@ class Session:
     """Tokens whose keys and values are in the cache."""
     version: int = 0
     """Oldest policy_version among them."""
-    kv: Literal["fresh", "kept", "recomputed"] = "fresh"
+    kv: KvOrigin = "fresh"
     """What the newest weight swap did to them."""
     busy: bool = False
     settled: bool = False
