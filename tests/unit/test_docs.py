@@ -1,0 +1,38 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from rollart_core import hookspecs
+from rollart_core.cli import COMMANDS
+
+
+def signatures() -> dict[str, str]:
+    """Return every hook with its signature, as a heading writes it."""
+    return {
+        name: f"{name}{inspect.signature(hook)}".replace("'", "")
+        for name, hook in vars(hookspecs).items()
+        if name.startswith("rollart_")
+    }
+
+
+def test_every_hook_has_a_heading_with_its_exact_signature_and_its_sentence(
+    repo_root: Path,
+) -> None:
+    text = (repo_root / "docs/plugins.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### `(.+)`$\n\n(.+)$", text, flags=re.MULTILINE)
+    written = dict(headings)
+    assert sorted(written) == sorted(signatures().values())
+    for name, heading in signatures().items():
+        assert written[heading] == inspect.getdoc(getattr(hookspecs, name))
+
+
+def test_commands_shown_in_the_documents_exist(repo_root: Path) -> None:
+    pages = [repo_root / "README.md", repo_root / "CONTRIBUTING.md", *repo_root.glob("docs/*.md")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"(?:^|`|\$ )\s*rollart ([a-z][a-z-]*)\b", text, flags=re.MULTILINE)
+        assert set(shown) <= {*COMMANDS}, page.name
