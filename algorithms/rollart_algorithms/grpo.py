@@ -69,7 +69,8 @@ class GRPO(Algorithm):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the clipped, truncated objective; see :class:`Algorithm`."""
         config, mask = self.config, batch.loss_mask
-        proximal = batch.signals.get("proximal_logprobs", batch.inference_logprobs)
+        recomputed = config.proximal == "recompute"
+        proximal = batch.signals["proximal_logprobs"] if recomputed else batch.inference_logprobs
         log_ratio = torch.where(mask, trainer_logprobs - proximal, 0.0)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

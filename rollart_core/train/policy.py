@@ -42,6 +42,8 @@ class Policy(ABC):
     def __init__(self, model: nn.Module, temperature: float, autocast: bool) -> None:
         self.model = model
         self.temperature = temperature
+        self.computed_tokens = 0
+        """Tokens that went through the model so far, after sharing and before padding."""
         self._autocast = autocast
         self._device_type = next(model.parameters()).device.type
 
@@ -95,6 +97,7 @@ class TreePolicy(Policy):
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         prefixes = tree.build([model_input(s) for s in samples])
+        self.computed_tokens += prefixes.num_nodes
         wanted, rows, targets, pairs = decoder.loss_pairs(prefixes, *_loss_tokens(samples))
         logits = self._decoder.logits(prefixes, wanted)
         at, tokens, expand = _tensors(logits.device, rows, targets, pairs)
@@ -114,6 +117,7 @@ class PackedPolicy(Policy):
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = [model_input(s) for s in samples]
+        self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = _loss_tokens(samples)
         starts = np.cumsum([0, *(len(row) for row in inputs)])
         at = np.concatenate([s + p - 1 for s, p in zip(starts[:-1], positions, strict=True)])
@@ -139,6 +143,7 @@ class PaddedPolicy(Policy):
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = [model_input(s) for s in samples]
+        self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = _loss_tokens(samples)
         width = max(len(row) for row in inputs)
         ids, mask = np.zeros((2, len(inputs), width), dtype=np.int64)

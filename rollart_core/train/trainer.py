@@ -242,6 +242,7 @@ class Trainer:
         if not minibatch.rows:
             return {**sums.finish(), "loss": 0.0, "updated": 0.0, "tokens": 0.0}
         samples = [r.sample for r in minibatch.rows]
+        computed = -self._policy.computed_tokens
         self._optimizer.zero_grad()
         for members, is_real in self._share(samples):
             part = loss_batch(minibatch, members, policy_version, self._device)
@@ -263,6 +264,7 @@ class Trainer:
             "updated": float(outcome.updated),
             "not_finite": float(not outcome.updated),
             "tokens": float(sum(s.num_tokens for s in samples)),
+            "computed_tokens": float(computed + self._policy.computed_tokens),
         }
 
     def _share(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], bool]]:

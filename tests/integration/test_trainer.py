@@ -261,10 +261,13 @@ def test_numbers_that_are_not_finite_skip_the_update_and_end_the_run_at_the_thir
 def test_a_good_update_between_bad_ones_starts_the_count_anew(model_path: str) -> None:
     bad = make_groups(1)
     for sample in bad[0].samples:
-        sample.inference_logprobs[sample.loss_mask] = np.inf
-    trainer = make_trainer(model_path, GRPO(proximal="inference"))
-    for groups in (bad, bad, make_groups(1), bad, bad):
-        trainer.train_batch(groups, 0)
+        sample.inference_logprobs[sample.loss_mask] = np.nan
+    trainer = make_trainer(model_path)
+    updated = [
+        trainer.train_batch(groups, 0)[0].metrics["updated"]
+        for groups in (bad, bad, make_groups(1), bad, bad)
+    ]
+    assert updated == [0, 0, 1, 0, 0]
 
 
 def test_publishing_sends_transformers_names_without_the_tied_head(
