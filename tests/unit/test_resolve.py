@@ -48,6 +48,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             EnvSpec(id="acme/Maze-v1", alias="maze", max_turns=7, **spec),
             EnvSpec(id="acme/SlowMaze-v1", alias="slow", timeouts=slow, **spec),
             EnvSpec(id="acme/BoxedMaze-v1", alias="boxed", sandbox="box", **spec),
+            EnvSpec(id="acme/GoneMaze-v1", alias="gone", entry_point="acme_gone.env:Maze"),
             EnvSpec(id="acme/LostMaze-v1", alias="lost", sandbox="bax", **spec),
         ]
 
@@ -115,6 +116,8 @@ def test_every_problem_of_every_plugin_is_told_at_once(resolve) -> None:
 def test_a_module_that_does_not_exist_stops_the_run_before_it_starts(resolve) -> None:
     (line,) = refused(resolve, "weights=no_such_module:Channel")
     assert "No module named 'no_such_module'" in line
+    (line,) = refused(resolve, "env=gone")
+    assert "acme/GoneMaze-v1: cannot import 'acme_gone.env'" in line
 
 
 @pytest.mark.parametrize(
