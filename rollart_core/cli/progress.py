@@ -13,10 +13,11 @@ from typing import Protocol
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 PLAIN_EVERY_S = 5.0
 _BAR_WIDTH = 30
+_LIVE_WIDTH = 12
 
 Line = Mapping[str, float | str]
 
@@ -42,13 +43,16 @@ def display(console: Console) -> Iterator[Display]:
         yield plain
         plain.flush()
         return
+    phase = Column(no_wrap=True, min_width=len("evaluate before"))
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=_BAR_WIDTH),
+        TextColumn("{task.description}", markup=False, table_column=phase),
+        BarColumn(bar_width=_LIVE_WIDTH, table_column=Column(min_width=_LIVE_WIDTH)),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[line]}", markup=False),
+        TextColumn("{task.fields[line]}", markup=False, table_column=rest),
         console=console,
+        expand=True,
     ) as bars:
         yield LiveDisplay(bars)
 

@@ -322,16 +322,18 @@ def test_plain_progress_prints_every_few_seconds_and_the_last_line_of_a_phase() 
 
 
 def test_live_progress_shows_a_bar_for_each_phase() -> None:
-    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with progress.display(console) as shown:
         shown.phase("warm start", "supervised")
         shown.progress(0.5, {"loss": 1.5})
         shown.message("half way [done]")
+        shown.phase("evaluate before", "100 tasks, sampled and then some that have no room here")
         shown.phase("train")
         shown.progress(None, {"reward": float("nan")})
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "half way [done]" in text
     assert "warm start" in text
+    assert "evaluate before" in text
     assert "reward -" in text
 
 
