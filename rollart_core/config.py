@@ -39,6 +39,7 @@ class PluginRef(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     id: str
+    """What plugin: `rollart list` shows them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,6 +56,7 @@ class InlineRuntime(Section):
     """One machine: engine and trainer in a process each, environments in ``env_processes``."""
 
     kind: Literal["inline"] = "inline"
+    """The runtime."""
     env_processes: Annotated[int, Field(ge=0)] = 1
     """0 runs environments in threads of the controller's process."""
     env_threads: PositiveInt = 64
@@ -71,8 +73,11 @@ class ModelPath(Section):
     case: ClassVar[str] = "a model that exists (no model.kind)"
 
     path: str
+    """A folder with a ``config.json``, or a hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, in engine and trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is a device, else the CPU."""
 
 
 class NewModel(Section):
@@ -81,16 +86,27 @@ class NewModel(Section):
     case: ClassVar[str] = "model.kind: new"
 
     kind: Literal["new"] = "new"
+    """Says that a model is to be made."""
     num_layers: PositiveInt = 3
+    """Decoder layers."""
     width: PositiveInt = 128
+    """Of the residual stream."""
     num_heads: PositiveInt = 2
+    """Query heads."""
     num_kv_heads: PositiveInt = 1
+    """Key and value heads; ``num_heads`` is a multiple of them."""
     head_dim: PositiveInt = 64
+    """Even."""
     ffn_width: PositiveInt = 384
+    """Of the SwiGLU layer."""
     vocab_size: PositiveInt = 1024
+    """Most tokens; the environment's own text may give fewer."""
     max_positions: PositiveInt = 4096
+    """Longest token row the model says it can read."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, in engine and trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is a device, else the CPU."""
 
 
 def _which_model(value: object) -> str:
@@ -109,24 +125,34 @@ class WarmStart(Section):
     """Supervised steps on the env's ``oracle()`` before RL."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-3
+    """Of AdamW, apart from the one RL uses."""
     warmup_train_steps: PositiveInt = 10
+    """Train steps over which the learning rate rises to ``lr``."""
     batch_size: PositiveInt = 16
+    """Demonstrations a train step, each used once."""
     max_train_steps: PositiveInt = 600
+    """Most train steps."""
     until_success: Fraction = 0.37
     """Stop when sampled success on the check split reaches this."""
     check_every: PositiveInt = 10
     """Train steps between checks (once the loss is low enough to be worth it)."""
     check_tasks: PositiveInt = 64
+    """Tasks of a check."""
     check_split: str = "warm"
+    """Split of the checks, so that neither training nor test tasks choose when to stop."""
     max_wall_s: Seconds = 300.0
+    """Most seconds."""
 
 
 class Rollout(Section):
     """How trajectories are made."""
 
     split: str = "train"
+    """Tasks to train on."""
     groups_per_batch: PositiveInt = 16
+    """Groups the trainer takes at once."""
     group_size: PositiveInt = 8
+    """Trajectories of one task."""
     min_group_size: PositiveInt = 2
     """A group left with fewer members than this by failures is dropped and replaced."""
     max_turns: PositiveInt | None = None
@@ -138,27 +164,40 @@ class Rollout(Section):
     max_observation_chars: PositiveInt = 20_000
     """Longer observations are cut in the middle, and that is counted."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling; 1 is the policy as it is."""
     max_concurrent: PositiveInt = 256
     """Most episodes at once."""
     kv_on_swap: Literal["recompute", "keep"] = "recompute"
+    """Whether the KV cache is computed again after a weight swap, or kept (``mode: async``
+    only)."""
 
 
 class Trainer(Section):
     """How weights are updated."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Of AdamW."""
     warmup_train_steps: Annotated[int, Field(ge=0)] = 5
+    """Train steps over which the learning rate rises to ``lr``."""
     beta1: float = 0.9
-    beta2: float = 0.95
+    """Of AdamW."""
+    beta2: float = 0.999
+    """Of AdamW."""
     eps: float = 1e-8
+    """Of AdamW."""
     weight_decay: float = 0.0
+    """Of AdamW."""
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
     updates_per_batch: PositiveInt = 1
     """Optimizer updates (train_steps) per batch of groups; one weight publication follows them."""
     max_tokens_per_microbatch: PositiveInt = 8192
-    compile: Literal["auto", "on", "off"] = "auto"
-    """C functions between the matrix products (CPU); ``auto``: where a C compiler is there."""
+    """Tokens in one forward and backward pass; lower it to save memory."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """``native``: CPU functions compiled at first use by the machine's C compiler; ``auto``: where
+    there is one."""
     autocast: Literal["off", "bfloat16"] = "off"
+    """What matrix products are computed in."""
 
 
 class Deadlines(Section):
@@ -167,12 +206,17 @@ class Deadlines(Section):
     reset_s: Seconds | None = None
     """None: what the environment's spec says."""
     step_s: Seconds | None = None
+    """None: what the environment's spec says."""
     generate_s: Seconds = 120.0
+    """One turn of the policy."""
     reward_s: Seconds = 30.0
+    """The score of one trajectory."""
     episode_s: Seconds = 600.0
+    """One attempt, from reset to the end."""
     ticket_s: Seconds = 1800.0
     """All attempts of a ticket together."""
     sandbox_ttl_s: Seconds = 3600.0
+    """How long a box may live (environments that need a sandbox only)."""
 
 
 class Failures(Section):
@@ -183,6 +227,7 @@ class Failures(Section):
     max_rate: Fraction = 0.5
     """Share of failed attempts among the last ``window``; above it the run stops and says why."""
     window: PositiveInt = 64
+    """How many of the last attempts ``max_rate`` looks at."""
 
 
 class Stop(Section):
@@ -204,42 +249,64 @@ class Evaluation(Section):
     """Held-out tasks, before and after."""
 
     split: str = "test"
+    """Tasks that are held out."""
     tasks: PositiveInt = 100
+    """How many; always the same ones."""
     samples_per_task: PositiveInt = 1
+    """Sampled episodes a task."""
     greedy: bool = True
     """Also report greedy decoding."""
-    every_batches: PositiveInt | None = None
 
 
 class Checkpoint(Section):
     """What is kept for ``--resume``."""
 
     every_batches: PositiveInt = 10
+    """Weight publications between two checkpoints."""
     keep: PositiveInt = 2
+    """How many of the newest are kept."""
 
 
 class _RunBase(Section):
     name: str = "run"
+    """The run directory is ``<runs_dir>/<name>-<time>``."""
     seed: int = 0
+    """Of tasks, new models and sampling."""
     deterministic: bool = False
+    """Randomness keyed by task, turn and token, and computations whose result does not hang on
+    what runs beside them; slower."""
     runs_dir: str = "runs"
+    """Where run directories are made."""
     runtime: InlineRuntime = InlineRuntime()
+    """Where the parts run."""
     model: Model = Field(description="a model's folder, a hub id, or {kind: new}")
     env: PluginRef = Field(description="an environment's id; `rollart list environments`")
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
     algorithm: PluginRef = PluginRef(id="grpo")
+    """What makes advantages and the loss."""
     engine: PluginRef = PluginRef(id="embedded")
+    """What generates."""
     weights: PluginRef = PluginRef(id="shared-memory")
+    """How new weights reach the engines."""
     mapper: PluginRef = PluginRef(id="colocate")
+    """What places the parts on the hardware."""
     trackers: tuple[PluginRef, ...] = (PluginRef(id="tensorboard"),)
+    """Where metrics go besides the journal; ``[]``: nowhere."""
     warm_start: WarmStart | None = None
+    """Supervised steps first; None: RL begins with the model as it is."""
     rollout: Rollout = Rollout()
+    """How trajectories are made."""
     trainer: Trainer = Trainer()
+    """How weights are updated."""
     deadlines: Deadlines = Deadlines()
+    """How long things may take."""
     failures: Failures = Failures()
+    """What failures cost."""
     evaluation: Evaluation = Evaluation()
+    """Held-out tasks, before and after."""
     checkpoint: Checkpoint = Checkpoint()
+    """What is kept for ``--resume``."""
     stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
     @field_validator("runtime", mode="before")
@@ -267,6 +334,7 @@ class SyncRun(_RunBase):
     case: ClassVar[str] = "mode: sync"
 
     mode: Literal["sync"]
+    """Roll out, train, publish, one after the other."""
 
     @property
     def staleness_bound(self) -> int:
@@ -280,6 +348,7 @@ class AsyncRun(_RunBase):
     case: ClassVar[str] = "mode: async"
 
     mode: Literal["async"] = "async"
+    """Roll out while training."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """In versions."""
     on_stale: Literal["wait", "drop"] = "wait"

@@ -11,6 +11,7 @@ anything running, by whatever road it ends; and never trains by itself (the cont
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -232,10 +233,7 @@ class _Launch:
         self._warm = await warm_start(config, WarmStartParts(take, trainer, check, progress))
         await runtime.stop_demonstrator()
         if not self._warm.reached:
-            self._observer.message(
-                f"The warm start ended at {self._warm.success:.0%} sampled success, below "
-                f"warm_start.until_success ({config.until_success:.0%}); going on with RL."
-            )
+            self._observer.message(_fell_short(self._warm, config.until_success))
 
     async def _attempt(
         self, parts: EpisodeParts, version: int, temperature: float | None, ticket: Ticket
@@ -423,6 +421,16 @@ def _next_ordinal(resume: Path | None) -> int:
         return journal.next_ordinal()
 
 
+def _fell_short(result: WarmStartResult, wanted: float) -> str:
+    came = "without a check (its loss stayed too high to be worth one)"
+    if not math.isnan(result.success):
+        came = f"at {result.success:.0%} sampled success"
+    return (
+        f"The warm start ended {came}, below warm_start.until_success ({wanted:.0%}); "
+        "going on with RL."
+    )
+
+
 def _left(wall_s: float, state: RunState | None) -> float:
     return max(1.0, wall_s - (state.train_wall_s if state else 0.0))
 
@@ -433,5 +441,5 @@ def _gain(
     if before is None or after is None:
         return None
     pairs = zip(before.scores, after.scores, strict=True)
-    gains = [b - a for a, b in pairs if a == a and b == b]  # NaN: that episode failed
+    gains = [b - a for a, b in pairs if not math.isnan(b - a)]  # NaN: that episode failed
     return mean_interval(gains).as_dict()

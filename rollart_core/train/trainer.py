@@ -309,9 +309,9 @@ class Trainer:
 
     def _ops(self) -> TorchOps | None:
         """Return the functions in C where the config and the device allow it; None for torch's."""
-        if self._config.compile == "off" or self._device.type != "cpu":
+        if self._config.kernels == "torch" or self._device.type != "cpu":
             return None
-        return native_ops(required=self._config.compile == "on")
+        return native_ops(required=self._config.kernels == "native")
 
     def _new_optimizer(self) -> GuardedAdamW:
         return GuardedAdamW(dict(self._model.named_parameters()), self._config)

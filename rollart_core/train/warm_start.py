@@ -68,9 +68,7 @@ async def warm_start(config: WarmStart, parts: WarmStartParts) -> WarmStartResul
             wall_s = time.perf_counter() - began
             if step % config.check_every == 0 and _promising(loss, tokens, config.until_success):
                 success = await parts.check(step)
-            parts.progress(
-                {"train_step": step, "loss": loss, "success": success, "wall_s": wall_s}
-            )
+            parts.progress({"train_step": step, "loss": loss, "success": success, "wall_s": wall_s})
             if success >= config.until_success or wall_s > config.max_wall_s:
                 break
     finally:

@@ -65,7 +65,7 @@ def test_what_an_environment_does_wrong_is_a_typed_failure(options, boundary, wo
 def test_a_hanging_environment_is_given_up_and_counted(at):
     async def main() -> None:
         worker = EnvWorker()
-        with pytest.raises(DeadlineFailure, match="longer than 0.05 s"):
+        with pytest.raises(DeadlineFailure, match=r"longer than 0\.05 s"):
             await reset(worker, ref(trouble="hang", at=at), timeout_s=0.05)
             await worker.step("e", "red", timeout_s=0.05)
         assert await worker.num_hung() == 1

@@ -121,7 +121,7 @@ def test_user_errors_survive_the_journey():
     async def main() -> None:
         part = PartProcess("test")
         await part.start()
-        with pytest.raises(ConfigError, match="no_such.yaml"):
+        with pytest.raises(ConfigError, match=r"no_such\.yaml"):
             await part.call("rollart_core.config_load:load_config", "no_such.yaml")
         await part.close()
 

@@ -64,7 +64,8 @@ def test_a_length_is_kept_in_a_byte():
 def rows(*titles: str) -> list[dict]:
     return [
         {
-            "asin": f"B{(7 * i + 1) % 10}", "name": title, "full_description": "", "small_description": [""],
+            "asin": f"B{(7 * i + 1) % 10}", "name": title,
+            "full_description": "", "small_description": [""],
             "pricing": "", "images": [""], "product_category": "", "category": "", "query": "",
             "customization_options": "",
         }
