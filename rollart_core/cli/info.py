@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from dataclasses import asdict
-from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from rollart_core import registry
+from rollart_core.cli.fields import fields_of
 from rollart_core.cli.output import plain, print_json, print_table
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
@@ -82,48 +77,4 @@ def _options(registered: Registered) -> list[dict[str, object]] | str | None:
         model = registry.config_model(registered.kind, registered.key)
     except UserError as e:
         return str(e)
-    return None if model is None else _fields(model)
-
-
-def _fields(model: type[BaseModel]) -> list[dict[str, object]]:
-    meanings = _attribute_docstrings(model)
-    return [
-        {
-            "name": name,
-            "type": _type_name(field.annotation),
-            "default": "required" if field.is_required() else repr(field.get_default()),
-            "help": field.description or meanings.get(name, ""),
-        }
-        for name, field in model.model_fields.items()
-    ]
-
-
-def _attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string that stands below each field, as the house writes its docs."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
-    except (OSError, TypeError, SyntaxError):  # no source to read: a model made on the fly
-        return {}
-    found = {}
-    for field, below in pairwise(getattr(body, "body", [])):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = inspect.cleandoc(text)
-    return found
-
-
-def _type_name(annotation: Any) -> str:
-    """Return a type as a config file's author reads it: ``int or null``, ``'a' or 'b'``."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _type_name(inner[0])
-    if origin in (Union, UnionType):
-        return " or ".join(_type_name(a) for a in inner)
-    if origin is Literal:
-        return " or ".join(map(repr, inner))
-    if annotation is NoneType:
-        return "null"
-    return getattr(annotation, "__name__", str(annotation))
+    return None if model is None else [asdict(field) for field in fields_of(model)]

@@ -36,6 +36,7 @@ class SokobanConfig(_GridConfig):
     size: Annotated[int, Field(ge=3, le=8)] = 4
     """Cells along each side, the surrounding wall not counted."""
     num_boxes: Annotated[int, Field(ge=1, le=3)] = 1
+    """Boxes, and as many targets."""
     wall_probability: Annotated[float, Field(ge=0, le=0.4)] = 0.1
     """Chance of each cell to be a wall (rooms that fall apart are drawn anew)."""
     num_pulls: Annotated[int, Field(ge=1, le=50)] = 4
