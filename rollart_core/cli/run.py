@@ -14,6 +14,9 @@ from rollart_core.config_load import RECORD_KEY, load_config, read_yaml
 from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedRun, resolve_run
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 
 def run(
     config: Annotated[
@@ -53,7 +56,7 @@ def run(
         console.print(report_table(report.as_dict()))
     if not report.ok:
         typer.echo(f"Error: the run stopped: {report.stop_reason}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED if report.stop_reason == "interrupted" else 1)
 
 
 def _arguments(

@@ -1,0 +1,237 @@
+"""Whole runs through ``launch``: real engine, trainer and env processes, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollart_core.config_load import load_config
+from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
+from rollart_core.runtime.report import RunReport
+
+ENV = "rollart_core.testing:AsyncFakeEnv"
+BASE: dict[str, Any] = {
+    "name": "test",
+    "seed": 3,
+    "mode": "async",
+    "max_staleness": 1,
+    "model": {"kind": "new", "num_layers": 1, "width": 32, "ffn_width": 48, "vocab_size": 320},
+    "env": {"id": ENV, "turns": 2},
+    "reward": f"{__name__}:LetterReward",
+    "trackers": [],
+    "rollout": {
+        "groups_per_batch": 2,
+        "group_size": 4,
+        "max_turns": 2,
+        "max_new_tokens": 4,
+        "max_context_tokens": 128,
+    },
+    "trainer": {"lr": 1e-3},
+    "evaluation": {"tasks": 4, "greedy": False},
+    "stop": {"batches": 3},
+}
+
+
+class LetterReward(Reward):
+    """Likes long and early letters: a random model's answers differ in it."""
+
+    def score(self, request: RewardRequest) -> RewardResult:
+        text = "".join(m["content"] for m in request.messages if m["role"] == "assistant")
+        return RewardResult(sum(map(ord, text)) % 101 / 101)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes`` laid over it, section by section; None removes a key."""
+    result = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def write(folder: Path, changes: Mapping[str, Any]) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(merged(BASE, {"runs_dir": str(folder / "runs"), **changes})))
+    return path
+
+
+def run(folder: Path, resume: Path | None = None, **changes: Any) -> RunReport:
+    folder.mkdir(exist_ok=True)
+    return launch(resolve_run(load_config(write(folder, changes))), resume=resume)
+
+
+def losses(report: RunReport) -> list[float]:
+    with JournalReader(Path(report.run_dir)) as journal:
+        return [m.value for m in journal.metrics("train/loss")]
+
+
+def tokens(report: RunReport) -> dict[str, list[list[int]]]:
+    return {
+        t.ticket.ticket_id: [s.token_ids.tolist() for s in t.samples]
+        for t in read_trajectories(Path(report.run_dir))
+    }
+
+
+def left_behind() -> list[Path]:
+    folder = Path("/dev/shm")
+    return list(folder.glob(f"rollart-run-{os.getpid()}-*")) if folder.is_dir() else []
+
+
+def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):
+    report = run(tmp_path)
+    assert report.ok
+    assert (report.batches, report.train_steps) == (3, 3)
+    assert report.before is not None
+    assert report.before.success.n == 4
+    assert max(map(int, report.staleness)) <= 1
+    checked = audit(Path(report.run_dir))
+    assert checked.ok, checked.violations
+    plain = json.loads((Path(report.run_dir) / "report.json").read_text())
+    wanted = {"run_dir", "success_before", "success_after", "score_before", "score_after"}
+    wanted |= {"train_steps", "wall_s", "tokens_per_s", "staleness", "failures"}
+    assert wanted <= plain.keys()
+    assert (Path(report.run_dir) / "model-trained" / "tokenizer.json").exists()
+    assert not left_behind()
+
+
+@pytest.mark.slow
+def test_no_staleness_and_the_synchronous_loop_have_the_same_losses_bit_for_bit(tmp_path):
+    delayed = {"env": {"delay_s": 0.02, "delay_sigma": 1.0}, "deterministic": True}
+    sync = run(tmp_path / "sync", mode="sync", max_staleness=None, **delayed)
+    again = run(tmp_path / "async", mode="async", max_staleness=0, **delayed)
+    assert len(losses(sync)) == 3
+    assert any(loss != 0 for loss in losses(sync))
+    assert losses(sync) == losses(again)
+    assert tokens(sync) == tokens(again)
+
+
+def test_deterministic_runs_repeat_under_random_delays_and_failures(tmp_path):
+    delayed = {"env": {"delay_s": 0.02}, "deterministic": True, "max_staleness": 0}
+    plain = run(tmp_path / "plain", deterministic=True, max_staleness=0)
+    slow = run(tmp_path / "slow", **delayed)
+    assert losses(plain) == losses(slow)
+    assert any(loss != 0 for loss in losses(plain))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [
+        ({"trouble": "raise", "at": 1}, "environment"),
+        ({"trouble": "nan", "at": 1}, "environment"),
+        ({"trouble": "raise", "at": "reset"}, "environment"),
+        ({"trouble": "hang", "at": 1}, "timeout"),
+    ],
+)
+def test_a_run_goes_on_where_an_environment_does_wrong(tmp_path, trouble, kind):
+    report = run(
+        tmp_path,
+        env={**trouble, "trouble_every": 4, "id": "rollart_core.testing:FakeEnv"},
+        deadlines={"step_s": 0.3},
+        failures={"max_rate": 0.9},
+    )
+    assert report.ok
+    assert report.batches == 3
+    assert set(report.failures) == {kind}
+    checked = audit(Path(report.run_dir))
+    assert checked.ok, checked.violations
+    failed = [t for t in read_trajectories(Path(report.run_dir)) if t.failure]
+    assert failed
+    assert all(t.reward is None for t in failed)
+
+
+def test_a_run_that_only_fails_stops_and_says_why(tmp_path):
+    report = run(
+        tmp_path,
+        env={"trouble": "raise", "at": 0},
+        failures={"window": 8, "max_rate": 0.5},
+        evaluation={"tasks": 1},
+    )
+    assert not report.ok
+    assert "RuntimeError: trouble on demand" in report.stop_reason
+
+
+def test_a_megabyte_of_text_ends_one_episode_and_no_more(tmp_path):
+    report = run(tmp_path, env={"trouble": "huge", "at": 0, "trouble_every": 3})
+    assert report.ok
+    assert report.batches == 3
+    assert not report.failures
+
+
+START = "import sys; from rollart_core.cli import main; main()"
+
+
+def start(path: Path, *further: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", START, "run", str(path), "--json", *further]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=path.parent
+    )
+
+
+def wait_for_batches(runs: Path, n: int, process: subprocess.Popen[str]) -> Path:
+    """Wait until the journal of the only run counts ``n`` batches; the test's timeout bounds it."""
+    while process.poll() is None:
+        found = list(runs.glob("*/journal.db"))
+        if found:
+            try:
+                with JournalReader(found[0].parent) as journal:
+                    if sum(b.state == "trained" for b in journal.batches()) >= n:
+                        return found[0].parent
+            except Exception:  # not yet created, or just being created
+                continue
+    assert process.stderr is not None
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_in_order_and_keeps_everything(tmp_path):
+    changes = {"stop": {"batches": 100_000}, "env": {"delay_s": 0.01}, "reward": None}
+    path = write(tmp_path, changes)
+    process = start(path)
+    run_dir = wait_for_batches(tmp_path / "runs", 2, process)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert process.returncode == 130
+    report = json.loads(out)
+    assert report["ok"] is False
+    assert report["batches"] >= 2
+    assert audit(run_dir).ok
+    assert not list(Path("/dev/shm").glob(f"rollart-run-{process.pid}-*"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
+    changes = {
+        "reward": None,
+        "stop": {"batches": 8},
+        "env": {"delay_s": 0.05},
+        "checkpoint": {"every_batches": 2},
+    }
+    path = write(tmp_path, changes)
+    process = start(path)
+    run_dir = wait_for_batches(tmp_path / "runs", 3, process)
+    process.kill()
+    process.communicate()
+    report = launch(resolve_run(load_config(run_dir / "config.yaml")), resume=run_dir)
+    assert report.ok
+    checked = audit(run_dir)
+    assert checked.ok, checked.violations
+    with JournalReader(run_dir) as journal:
+        trained = [b.policy_version for b in journal.batches() if b.state == "trained"]
+    assert sorted(trained) == list(range(8))
