@@ -145,7 +145,7 @@ class Duel:
         """Measure one load and return its row."""
 
         async def measure(engine: InferenceEngine) -> list[tuple[float, float]]:
-            small = replace(load, new_tokens=2)
+            small = replace(load, new_tokens=2, turns=1)
             await _converse_all(engine, small, "warm", self._vocab)
             _converse_peer(self.model, small)
             return [
