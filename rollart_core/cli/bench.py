@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module, util
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def bench(
     if name not in names:
         near = did_you_mean(name, names)
         raise UserError(f"there is no benchmark {name!r}.{near} There are: {', '.join(names)}.")
-    result = import_module(f"{_PACKAGE}.{name}").run(as_options(options or []))
+    result = import_module(f"{_PACKAGE}.{_module(name)}").run(as_options(options or []))
     if as_json:
         print_json(result)
     else:
@@ -47,7 +48,13 @@ def benchmarks() -> list[str]:
     package = util.find_spec(_PACKAGE)
     folders = package.submodule_search_locations if package else None
     files = [path for folder in folders or [] for path in Path(folder).glob("*.py")]
-    return sorted(f.stem for f in files if "\ndef run(" in f.read_text(encoding="utf-8"))
+    found = [f.stem for f in files if "\ndef run(" in f.read_text(encoding="utf-8")]
+    return sorted(stem.removesuffix("_") for stem in found)
+
+
+def _module(name: str) -> str:
+    """Return the module of a benchmark: a name that Python keeps for itself has ``_`` after it."""
+    return f"{name}_" if iskeyword(name) else name
 
 
 def _show(result: Mapping[str, object]) -> None:
