@@ -1,0 +1,39 @@
+"""The tables of the documentation are those of the code."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = ("README.md", "docs/config.md", "docs/architecture.md", "docs/webshop.md")
+
+
+@pytest.fixture(scope="module")
+def tables(repo_root: Path) -> dict[str, Any]:
+    return runpy.run_path(str(repo_root / "docs/tables.py"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_of_a_page_are_up_to_date(page: str, repo_root: Path, tables: Any) -> None:
+    text = (repo_root / page).read_text(encoding="utf-8")
+    assert text == tables["rendered"](text), "out of date: run `python docs/tables.py`"
+
+
+def test_every_table_stands_on_a_page(repo_root: Path, tables: Any) -> None:
+    assert tables["PAGES"] == PAGES
+    texts = "".join((repo_root / page).read_text(encoding="utf-8") for page in PAGES)
+    shown = [found[1] for found in tables["MARKED"].finditer(texts)]
+    assert sorted(shown) == sorted(tables["all_tables"]())
+
+
+def test_every_key_and_option_says_what_it_is(tables: Any) -> None:
+    models = {**tables["sections"](), **tables["plugin_models"]()}
+    fields_of = tables["fields_of"]
+    assert not [f"{n}.{f.name}" for n, m in models.items() for f in fields_of(m) if not f.help]
+
+
+def test_every_module_says_what_it_is(tables: Any) -> None:
+    assert not [path for path in tables["python_files"]() if not tables["sentence"](path)]
