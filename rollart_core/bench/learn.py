@@ -27,7 +27,12 @@ MARK = 0.85
 SMOOTHED_OVER = 9
 """Batches."""
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHORT = {"evaluation.tasks": 32, "stop.wall_s": 3, "warm_start.max_train_steps": 40}
+SHORT = {
+    "evaluation.tasks": 32,
+    "warm_start.max_train_steps": 40,
+    "stop.batches": 12,
+    "stop.wall_s": 20,
+}
 OWN = ("short", "seeds", "config", "picture")
 KINDS = ("success_before", "success_after", "greedy_before", "greedy_after")
 
@@ -54,12 +59,13 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     for seed in range(first, first + num_seeds):
         curves.append(_learn(path, [*overrides, f"seed={seed}"], seed))
     picture = Path(str(options.get("picture", "runs/bench-learn.png")))
-    draw(curves, picture, title=path.stem)
+    mark = None if short else MARK
+    draw(curves, picture, title=path.stem, mark=mark)
     print(f"curves: {picture}", file=sys.stderr)
     return {
         "name": "learn",
         "machine": machine(),
-        "rows": _rows(curves, None if short else MARK),
+        "rows": _rows(curves, mark),
         "picture": str(picture),
         "runs": [{"seed": c.seed, **c.report} for c in curves],
     }
@@ -160,7 +166,7 @@ def _spell(report: Mapping[str, Any]) -> str:
     return text if report["ok"] else f"{text}, stopped: {report['stop_reason']}"
 
 
-def draw(curves: Sequence[Curve], path: Path, *, title: str) -> None:
+def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None) -> None:
     """Write one picture of all curves, smoothed, with the held-out estimates at their ends.
 
     Raises:
@@ -180,7 +186,8 @@ def draw(curves: Sequence[Curve], path: Path, *, title: str) -> None:
                 mean, low, high = (estimate[k] for k in ("mean", "low", "high"))
                 spread = [[mean - low], [high - mean]]
                 axes.errorbar(x, mean, yerr=spread, fmt="o", capsize=3, color=line.get_color())
-    axes.axhline(MARK, color="grey", linewidth=0.8, linestyle=":")
+    if mark is not None:
+        axes.axhline(mark, color="grey", linewidth=0.8, linestyle=":", label=f"mark: {mark}")
     axes.set(
         title=f"{title}: sampled success",
         xlabel="seconds of RL training",

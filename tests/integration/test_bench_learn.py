@@ -54,6 +54,7 @@ def test_the_short_form_runs_and_draws(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result["picture"] == str(picture)
     (run,) = result["runs"]
+    assert run["batches"] >= 1
     assert (run["seed"], run["ok"]) == (5, True)
     assert result["rows"][0]["ours"] == run["success_after"]["mean"]
     json.dumps(result)
