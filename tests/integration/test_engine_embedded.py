@@ -26,6 +26,10 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
 
 
+NUM_TOKENS = 600
+"""Long enough for a swap to arrive while they are generated, on a busy machine too."""
+
+
 def engine(folder: str, config: dict | None = None, **options) -> EmbeddedEngine:
     options = {"max_context_tokens": 200} | options
     return EmbeddedEngine(EmbeddedConfig(**(config or {})), model_path=folder, **options)
@@ -207,7 +211,7 @@ def test_weights_change_between_two_tokens(qwen3, policy, kv, way):
     async def work(made):
         idle = await made.generate(GenerateRequest("idle", ids, 3, "idle"))
         running = asyncio.create_task(
-            made.generate(GenerateRequest("run", ids[::-1], 40, "run", sampling_key=5))
+            made.generate(GenerateRequest("run", ids[::-1], NUM_TOKENS, "run", sampling_key=5))
         )
         while (await made.stats()).decode_tokens < 3 + 10:
             await asyncio.sleep(0)
@@ -216,7 +220,7 @@ def test_weights_change_between_two_tokens(qwen3, policy, kv, way):
         more = [*ids, *idle.token_ids, 5]
         return swap, result, more, await made.generate(GenerateRequest("again", more, 4, "idle"))
 
-    made = engine(folder, config, channel=channel, kv_on_swap=policy)
+    made = engine(folder, config, channel=channel, kv_on_swap=policy, max_context_tokens=700)
     swap, result, more, again = serve(made, work)
     channel.close()
     assert swap.policy_version == 1
@@ -224,7 +228,8 @@ def test_weights_change_between_two_tokens(qwen3, policy, kv, way):
     assert [(s.policy_version, s.kv) for s in result.spans] == [(0, "fresh"), (1, kv)]
     assert [(s.policy_version, s.kv) for s in again.spans] == [(1, kv)]
     cut = result.spans[0].stop
-    assert (result.spans[0].start, result.spans[1].start, result.spans[1].stop) == (0, cut, 40)
+    ends = (result.spans[0].start, result.spans[1].start, result.spans[1].stop)
+    assert ends == (0, cut, NUM_TOKENS)
     whole = [*ids[::-1], *result.token_ids]
     before = true_logprobs(old, whole, 25)[:cut]
     after = true_logprobs(new, whole, 25)[cut:]
