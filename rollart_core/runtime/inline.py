@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rollart_core.config import InlineRuntime as InlineConfig
 from rollart_core.config import NewModel
+from rollart_core.contracts.hardware import Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, Worker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
@@ -143,6 +144,12 @@ class InlineRuntime:
     def _process(self, name: str, threads: int = 1) -> PartProcess:
         log = self._run_dir / "logs" / f"{name}.log"
         return PartProcess(name, log_path=log, num_threads=threads)
+
+
+def local_pool() -> Pool:
+    """Return this machine as the one pool there is."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Pool("local", "cpu", cores or 1)
 
 
 def shared_folder(run_name: str) -> Path:

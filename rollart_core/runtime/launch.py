@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rollart_core.config import ModelPath
+from rollart_core.contracts.hardware import HardwareMapper, Placement
 from rollart_core.engine.buffer import Buffer
 from rollart_core.engine.controller import Controller, ControllerParts
 from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
@@ -31,6 +32,7 @@ from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource, held_out_tasks, task_seed
+from rollart_core.errors import ConfigError, first_line
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.conversation import Conversation
@@ -40,7 +42,7 @@ from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episod
 from rollart_core.rollout.router import Router
 from rollart_core.rollout.scoring import scorer
 from rollart_core.runtime.base import Runtime, TrainerHandle
-from rollart_core.runtime.inline import InlineRuntime
+from rollart_core.runtime.inline import InlineRuntime, local_pool
 from rollart_core.runtime.report import RunReport
 from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
 from rollart_core.types import Group, Task, Ticket, Trajectory
@@ -83,6 +85,7 @@ class _Launch:
         self._interrupted = False
         self._warm: WarmStartResult | None = None
         self._num_tasks: dict[str, int | None] = {}
+        self._placement: Placement | None = None
 
     async def execute(self) -> RunReport:
         config = self._config
@@ -104,6 +107,7 @@ class _Launch:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
     async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
+        self._placement = self._place()
         async with self._phase("set up", str(run_dir)):
             envs = await runtime.start_envs()
             for split in self._splits():
@@ -127,6 +131,19 @@ class _Launch:
         return report
 
     # Set-up
+
+    def _place(self) -> Placement:
+        """Ask the hardware mapper where everything goes; here there is one pool.
+
+        Raises:
+            ConfigError: When the mapper cannot place the run on this machine.
+        """
+        spec = self._run.env.spec
+        mapper: HardwareMapper = self._run.mapper.build()
+        try:
+            return mapper.place({spec.id: spec.workload}, [local_pool()])
+        except ValueError as e:
+            raise ConfigError(f"mapper {self._run.mapper.spec.id}: {first_line(str(e))}") from e
 
     def _splits(self) -> Sequence[str]:
         splits = [self._config.rollout.split, self._config.evaluation.split]
@@ -343,6 +360,7 @@ class _Launch:
             phases_s=self._phases,
             warm_start=asdict(self._warm) if self._warm else None,
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
+            placement=asdict(self._placement) if self._placement else {},
             **recorder.totals(),
         )
 

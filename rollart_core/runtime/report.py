@@ -49,6 +49,8 @@ class RunReport:
     length_bias: Mapping[str, float] = field(default_factory=dict)
     """Mean tokens and turns, dispatched against trained."""
     engine: Mapping[str, float] = field(default_factory=dict)
+    placement: Mapping[str, object] = field(default_factory=dict)
+    """Where the hardware mapper put everything, and why."""
 
     def as_dict(self) -> dict[str, object]:
         """Return it as plain JSON."""

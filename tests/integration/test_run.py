@@ -18,6 +18,7 @@ from rollart_core.config_load import load_config
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.errors import ConfigError
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
@@ -103,6 +104,7 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):
     assert max(map(int, report.staleness)) <= 1
     checked = audit(Path(report.run_dir))
     assert checked.ok, checked.violations
+    assert report.placement["trainer"] == "local"
     plain = json.loads((Path(report.run_dir) / "report.json").read_text())
     wanted = {"run_dir", "success_before", "success_after", "score_before", "score_after"}
     wanted |= {"train_steps", "wall_s", "tokens_per_s", "staleness", "failures"}
@@ -172,6 +174,12 @@ def test_a_megabyte_of_text_ends_one_episode_and_no_more(tmp_path):
     assert report.ok
     assert report.batches == 3
     assert not report.failures
+
+
+def test_a_mapper_that_cannot_place_the_run_stops_it_before_anything_starts(tmp_path):
+    mapper = {"id": "rollart_core.testing:FakeMapper", "pool": "mars"}
+    with pytest.raises(ConfigError, match="mars"):
+        run(tmp_path, mapper=mapper)
 
 
 START = "import sys; from rollart_core.cli import main; main()"
