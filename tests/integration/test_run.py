@@ -241,5 +241,5 @@ def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
     checked = audit(run_dir)
     assert checked.ok, checked.violations
     with JournalReader(run_dir) as journal:
-        trained = [b.policy_version for b in journal.batches() if b.state == "trained"]
+        trained = [b.batch for b in journal.batches() if b.state == "trained"]
     assert sorted(trained) == list(range(8))
