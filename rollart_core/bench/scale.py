@@ -58,7 +58,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         The object of ``rollart bench --json``.
     """
     small, large = (100, 2_000) if options.get("short") else (100, 10_000)
-    rounds = 1 if options.get("short") else 3
+    rounds = 1 if options.get("short") else 2
     measured = [(_in_fresh_process(small), _in_fresh_process(large)) for _ in range(rounds)]
     ratios = [b["trajectories_per_s"] / a["trajectories_per_s"] for a, b in measured]
     ours = _median([b["trajectories_per_s"] for _, b in measured])
@@ -148,7 +148,7 @@ async def _measure(num_live: int, tokenizer: ChatTokenizer) -> dict[str, float]:
         group_size=GROUP_SIZE,
         max_concurrent=num_live,
         max_staleness=16,
-        num_batches=max(2, -(-4 * max(num_live, 4_000) // (GROUP_SIZE * groups_per_batch))),
+        num_batches=max(2, -(-3 * max(num_live, 2_000) // (2 * GROUP_SIZE * groups_per_batch))),
     )
     counts = _Counts()
     before = _rss_bytes()
