@@ -46,7 +46,7 @@ ROOMS = (
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
     ("config", "problems"),
-    ("config_checks", "config_load", "plugins", "registry", "resolve"),
+    ("config_checks", "config_load", "manifest", "plugins", "registry", "resolve"),
     ("models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "cli"),
