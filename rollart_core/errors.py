@@ -4,7 +4,8 @@
     ├── UserError                 a person can mend it: shown as one line, without a traceback
     │   ├── ConfigError           a run config that cannot be run (also a ValueError)
     │   ├── UnknownIdError        no plugin has that id (also a KeyError)
-    │   └── PluginError           a plugin that is broken, or two that collide
+    │   ├── PluginError           a plugin that is broken, or two that collide
+    │   └── RegistryError         a community registry, or a package for one, that is refused
     ├── EpisodeError              one episode failed; becomes a typed Failure of its trajectory
     │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
     │   ├── SandboxFailure        the box around an environment failed
@@ -52,6 +53,10 @@ class UnknownIdError(UserError, KeyError):
 
 class PluginError(UserError):
     """A plugin that is broken, or two that collide."""
+
+
+class RegistryError(UserError):
+    """A community registry, or a package for one, that is refused, and why."""
 
 
 class EpisodeError(RollartError):
