@@ -33,7 +33,7 @@ from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.spec import CONTRACT_VERSION, ID_PATTERN, CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.errors import did_you_mean, first_line
+from rollart_core.errors import PluginError, did_you_mean, first_line
 
 GROUP: Final = "rollart"
 CORE: Final = "rollart"
@@ -297,6 +297,9 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         return
     try:
         specs = list(cast("Iterable[object]", impl.function()))
+    except PluginError as e:  # a manifest's: every fault of it, on the one line there is
+        candidate.fail("; ".join(str(e).splitlines()))
+        return
     except Exception as e:
         candidate.fail(f"{hook} raised {type(e).__name__}: {first_line(str(e))}")
         return

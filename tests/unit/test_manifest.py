@@ -180,11 +180,12 @@ def test_a_hook_module_hands_on_what_the_manifest_lists(package: Path) -> None:
 
 
 def test_a_fault_in_a_manifest_breaks_its_plugin_and_nothing_else(package: Path) -> None:
-    package.joinpath("rollart.yaml").write_text(MAZE.replace("max_turns", "max_turn"))
+    package.joinpath("rollart.yaml").write_text(MAZE.replace("max_turns", "max_turn") + "x: 1")
     loaded = plugins.load()
     assert "toy/FrozenLake-v1" in loaded.registered("environments")
     (broken,) = loaded.broken
-    assert "max_turn: unknown key. Did you mean 'max_turns'?" in str(broken.broken)
+    assert str(broken.broken).startswith("manifest_maze/rollart.yaml: x: unknown key. Known here")
+    assert str(broken.broken).endswith("max_turn: unknown key. Did you mean 'max_turns'?")
     package.joinpath("rollart.yaml").unlink()
     (broken,) = plugins.load().broken
     assert "package 'manifest_maze' holds no rollart.yaml" in str(broken.broken)
