@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from rollart_core.bench.rows import machine, row
+from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process, run_mapping
 from rollart_core.config import NewModel
 from rollart_core.models.new import new_model
@@ -50,9 +50,11 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     got: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as folder:
         asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
-        for _ in range(rounds):
+        for number in range(1, rounds + 1):
             for mode, results in got.items():
                 results.append(in_fresh_process(f"{__name__}:measure", {**asked, "mode": mode}))
+                speed = results[-1]["trajectories_per_s"]
+                tell(f"round {number} of {rounds}: {mode}: {speed:.2f} trained trajectories/s")
     return {"name": "async", "machine": machine(), "rows": _rows(got, asked)}
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollart_core.bench.rows import machine, row
+from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
 from rollart_core.registry import build
 
@@ -157,6 +157,7 @@ class Duel:
         case = f"{self.name}, {load.conversations} at once, {load.new_prompt_tokens} tokens in, "
         case += f"{load.new_tokens} out" + (f", {load.turns} turns" if load.turns > 1 else "")
         ours, theirs = (median(column) for column in zip(*got, strict=True))
+        tell(f"{case}: {ours:.0f} tokens/s, {self.peer} {theirs:.0f}")
         ratios = [a / b for a, b in got]
         return row(case, ours, theirs, self.peer, "tokens/s", ratios=ratios, mark=mark)
 

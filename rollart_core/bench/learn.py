@@ -8,14 +8,13 @@ and after RL, sampled and greedy, with 95% intervals. Never: hides a run that st
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollart_core.bench.rows import machine, row
+from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config_load import load_config
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import UserError
@@ -61,7 +60,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     picture = Path(str(options.get("picture", "runs/bench-learn.png")))
     mark = None if short else MARK
     draw(curves, picture, title=path.stem, mark=mark)
-    print(f"curves: {picture}", file=sys.stderr)
+    tell(f"curves: {picture}")
     return {
         "name": "learn",
         "machine": machine(),
@@ -97,7 +96,7 @@ class _Tells:
         """Nothing: a curve follows."""
 
     def message(self, text: str) -> None:
-        print(f"seed {self._seed}: {text}", file=sys.stderr)
+        tell(f"seed {self._seed}: {text}")
 
 
 def _learn(path: Path, overrides: Sequence[str], seed: int) -> Curve:

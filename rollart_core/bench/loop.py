@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from rollart_core.bench.one_turn import NUM_TASKS, digits
-from rollart_core.bench.rows import machine, row
+from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process, run_mapping
 from rollart_core.config import NewModel
 from rollart_core.engine.journal_reader import JournalReader
@@ -130,9 +130,11 @@ class Work:
 def _rows(name: str, work: Work, rounds: int) -> Iterator[dict[str, object]]:
     """Measure one model: sync, TRL, async, and so on again."""
     got: dict[str, list[float]] = {"sync": [], "peer": [], "async": []}
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for side, seconds in got.items():
             seconds.append(work.theirs() if side == "peer" else work.ours(side))
+            who = PEER if side == "peer" else f"ours, {side}"
+            tell(f"{name}, round {number} of {rounds}: {who}: {seconds[-1]:.3f} s/step")
     for mode in MODES:
         ratios = [b / a for a, b in zip(got[mode], got["peer"], strict=True)]
         case = f"{name} fp32, {NUM_PROMPTS * GROUP_SIZE} x {NEW_TOKENS} tokens, {_spell(mode)}"

@@ -1,12 +1,13 @@
 """The JSON form of all benchmarks: the machine, and rows of ours beside a peer's.
 
-Takes: figures. Gives: plain JSON values. Never: measures.
+Takes: figures. Gives: plain JSON values; progress goes to stderr. Never: measures.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +53,11 @@ def row(
         "mark": mark,
         "meets_mark": meets_mark,
     }
+
+
+def tell(progress: str) -> None:
+    """Say on stderr how far a benchmark is; stdout is for its object alone."""
+    print(progress, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, object]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollart_core.bench.rows import machine, row
+from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config import NewModel
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -59,7 +59,11 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """
     small, large = (100, 2_000) if options.get("short") else (100, 10_000)
     rounds = 1 if options.get("short") else 2
-    measured = [(_in_fresh_process(small), _in_fresh_process(large)) for _ in range(rounds)]
+    measured = []
+    for number in range(1, rounds + 1):
+        measured.append((_in_fresh_process(small), _in_fresh_process(large)))
+        few, many = (side["trajectories_per_s"] for side in measured[-1])
+        tell(f"round {number} of {rounds}: {few:.0f} trajectories/s, with {large} live {many:.0f}")
     ratios = [b["trajectories_per_s"] / a["trajectories_per_s"] for a, b in measured]
     ours = _median([b["trajectories_per_s"] for _, b in measured])
     peer = _median([a["trajectories_per_s"] for a, _ in measured])
