@@ -23,9 +23,16 @@ from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.plugins import KINDS, plugins
+from rollart_plugins.adapters.base import AdapterOptions
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/config.md", "docs/architecture.md", "docs/webshop.md")
+PAGES = (
+    "README.md",
+    "docs/config.md",
+    "docs/architecture.md",
+    "docs/webshop.md",
+    "docs/adapters.md",
+)
 FOLDERS = (
     "rollart_core",
     "envs/rollart_envs",
@@ -49,6 +56,9 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
     for name, model in plugin_models().items():
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
+    tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))
+    for name, model in adapter_models().items():
+        tables[f"adapter.{name}"] = lambda model=model: _fields(_own_fields(model))
     return tables
 
 
@@ -67,8 +77,17 @@ def sections() -> dict[str, type[BaseModel]]:
 
 def plugin_models() -> dict[str, type[BaseModel]]:
     """Return the config model of every plugin of ours that takes options, by alias."""
+    return _models(kind for kind in KINDS if kind != "env_adapters")
+
+
+def adapter_models() -> dict[str, type[BaseModel]]:
+    """Return the config model of every adapter of ours, by alias."""
+    return _models(["env_adapters"])
+
+
+def _models(kinds: Iterable[str]) -> dict[str, type[BaseModel]]:
     found = {}
-    for kind in KINDS:
+    for kind in kinds:
         for registered in plugins().registered(kind).values():
             spec = registered.spec
             if isinstance(spec, PluginSpec) and spec.config and spec.alias:
@@ -100,6 +119,11 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _fields(fields: Iterable[FieldHelp]) -> str:
     rows = ((f"`{f.name}`", _cell(f.type), _default(f.default), _cell(f.help)) for f in fields)
     return _table(("key", "type", "default", "meaning"), rows)
+
+
+def _own_fields(model: type[BaseModel]) -> list[FieldHelp]:
+    """Return the fields that an adapter has besides those of every adapter."""
+    return [f for f in fields_of(model) if f.name not in AdapterOptions.model_fields]
 
 
 def _default(default: str) -> str:

@@ -11,10 +11,10 @@ __all__ = ["make"]
 
 
 def make(env_id: str, /, **options: object) -> TextEnv:
-    """Make an environment by id, alias or ``module:Class``.
+    """Make an environment by id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
 
     Args:
-        env_id: Such as ``"webshop/WebShop-v1"``.
+        env_id: Such as ``"webshop/WebShop-v1"`` or ``"gymnasium::Taxi-v3"``.
         options: The environment's own options.
 
     Raises:

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from rollart_core.contracts.adapter import SEPARATOR
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -280,7 +282,10 @@ class _RunBase(Section):
     runtime: InlineRuntime = InlineRuntime()
     """Where the parts run."""
     model: Model = Field(description="a model's folder, a hub id, or {kind: new}")
-    env: PluginRef = Field(description="an environment's id; `rollart list environments`")
+    env: PluginRef = Field(
+        description="an environment's id (`rollart list environments`), or an `adapter` and the "
+        "`id` it knows"
+    )
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
     algorithm: PluginRef = PluginRef(id="grpo")
@@ -313,6 +318,22 @@ class _RunBase(Section):
     @classmethod
     def _runtime_by_name(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_of_an_adapter(cls, value: Any) -> Any:
+        """``{adapter: gem, id: X}`` is ``gem::X``."""
+        if not isinstance(value, dict) or "adapter" not in value:
+            return value
+        rest = {k: v for k, v in value.items() if k != "adapter"}
+        adapter, foreign = value["adapter"], rest.get("id")
+        if not isinstance(adapter, str) or not isinstance(foreign, str):
+            raise ValueError(
+                "adapter and id go together: {adapter: gymnasium, id: FrozenLake-v1}, both text"
+            )
+        if SEPARATOR in foreign:
+            raise ValueError(f"id {foreign!r} names an adapter already: leave env.adapter out")
+        return {**rest, "id": f"{adapter}{SEPARATOR}{foreign}"}
 
     @field_validator("algorithm", "engine", "weights", "mapper", mode="before")
     @classmethod

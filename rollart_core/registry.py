@@ -1,8 +1,9 @@
 """From an id to a class: lazily, per kind, in whichever process asks.
 
-Takes: an id (``webshop/WebShop-v1``), an alias (``webshop``) or ``module:Class`` for code that no
-plugin registers. Gives: its spec, its class, its checked options, or a built object. Never: keeps
-a table of its own (each process reads its own entry points), or imports a class before it is asked.
+Takes: an id (``webshop/WebShop-v1``), an alias (``webshop``), ``module:Class`` for code that no
+plugin registers, or ``ADAPTER::FOREIGN_ID`` for an environment of another kind. Gives: its spec,
+its class, its checked options, or a built object. Never: keeps a table of its own (each process
+reads its own entry points), or imports a class before it is asked.
 
 A plugin class takes the fields of its config model as keyword arguments: ``Env(**options)``.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rollart_core.contracts.adapter import SEPARATOR, EnvAdapter, EnvAdapterSpec, split_id
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import (
@@ -53,10 +56,14 @@ _BUILT_FROM_OPTIONS = frozenset({"environments", "rewards"})
 def find(kind: str, plugin_id: str) -> Registered:
     """Return who registers ``plugin_id``, which may be an alias or ``module:Class``.
 
+    Of ``ADAPTER::FOREIGN_ID`` only the adapter is looked at; :func:`env_spec` asks it.
+
     Raises:
         UnknownIdError: When no plugin has it; names the nearest that exists.
         PluginError: When the plugin that has it is broken; says why.
     """
+    if kind == "environments" and split_id(plugin_id):
+        return _adapted(plugin_id)
     known = plugins().registered(kind)
     if plugin_id in known:
         return known[plugin_id]
@@ -83,19 +90,35 @@ def spec(kind: str, plugin_id: str) -> PluginSpec:
     return cast("PluginSpec", find(kind, plugin_id).spec)
 
 
-def env_spec(plugin_id: str) -> EnvSpec:
-    """Return the spec of an environment; as :func:`spec`."""
-    return cast("EnvSpec", spec("environments", plugin_id))
+def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> EnvSpec:
+    """Return the spec of an environment; of a foreign one, what its adapter says of it.
+
+    Args:
+        plugin_id: Id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
+        options: Its options, which may change what an adapter says (its splits, for one).
+
+    Raises:
+        UserError: As :func:`find` and :func:`checked_options`; and what the adapter raises.
+    """
+    found = cast("EnvSpec", spec("environments", plugin_id))
+    parts = split_id(plugin_id)
+    if parts is None:
+        return found
+    checked = checked_options("environments", plugin_id, options or {})
+    said = _adapter(parts[0]).spec(parts[1], checked)
+    return replace(said, id=found.id, entry_point=found.entry_point, config=found.config)
 
 
 def resolve(kind: str, plugin_id: str) -> type[Any]:
     """Import and return the class behind an id, alias or ``module:Class``.
 
+    Behind ``ADAPTER::FOREIGN_ID`` stands the class of the adapter.
+
     Raises:
         UserError: As :func:`find`; and PluginError when its class cannot be imported.
     """
     registered = find(kind, plugin_id)
-    return cast("type[Any]", load_object(registered.spec.entry_point, f"{registered.key}"))
+    return cast("type[Any]", load_object(registered.spec.entry_point, registered.key))
 
 
 def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
@@ -112,6 +135,8 @@ def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
 def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
     """Return what is wrong with the options of a plugin; an empty list when nothing is."""
     model = config_model(kind, plugin_id)
+    if model is None and kind == "environments" and split_id(plugin_id):
+        return []  # the adapter says nothing of its options, and its class is not the environment
     if model is None:
         asked = options or ":" in plugin_id
         return _signature_problems(kind, plugin_id, options) if asked else []
@@ -154,14 +179,17 @@ def build(
         UserError: As :func:`checked_options` and :func:`resolve`.
     """
     checked = checked_options(kind, plugin_id, options or {})
+    parts = split_id(plugin_id) if kind == "environments" else None
+    if parts:
+        return _adapter(parts[0]).make(parts[1], checked)
     return resolve(kind, plugin_id)(**checked, **context)
 
 
 def make(env_id: str, /, **options: object) -> TextEnv:
-    """Make an environment by id, alias or ``module:Class``.
+    """Make an environment by id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
 
     Args:
-        env_id: Such as ``"webshop/WebShop-v1"``.
+        env_id: Such as ``"webshop/WebShop-v1"`` or ``"gymnasium::Taxi-v3"``.
         options: The environment's own options.
 
     Raises:
@@ -204,6 +232,29 @@ def _unregistered(kind: str, path: str) -> Registered:
     spec_class = KINDS[kind]
     made = spec_class(id=path, entry_point=path)  # type: ignore[call-arg]
     return Registered(kind, made, Plugin(path, module, "unregistered", "0"))
+
+
+def _adapted(env_id: str) -> Registered:
+    """Return a bare spec of a foreign environment, from its adapter's."""
+    name, foreign = split_id(env_id) or ("", "")
+    if not name or not foreign:
+        raise UnknownIdError(f"{env_id!r} is not of the form 'ADAPTER::FOREIGN_ID'")
+    adapter = find("env_adapters", name)
+    said = cast("EnvAdapterSpec", adapter.spec)
+    made = EnvSpec(
+        id=f"{said.alias or said.id}{SEPARATOR}{foreign}",
+        entry_point=said.entry_point,
+        config=said.config,
+        summary=f"{foreign}, through the adapter {said.id}.",
+    )
+    return Registered("environments", made, adapter.plugin)
+
+
+def _adapter(name: str) -> EnvAdapter:
+    made: object = resolve("env_adapters", name)()
+    if not isinstance(made, EnvAdapter):
+        raise PluginError(f"env adapter {name!r} is a {type(made).__name__}, not an EnvAdapter")
+    return made
 
 
 def _not_found(kind: str, plugin_id: str) -> UserError:

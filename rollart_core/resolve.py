@@ -16,6 +16,7 @@ from rollart_core import registry
 from rollart_core.config import Deadlines, PluginRef, RunConfig
 from rollart_core.config_checks import deadline_problems, without_effect
 from rollart_core.config_load import RECORD_KEY, dump_yaml
+from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
@@ -25,6 +26,7 @@ from rollart_core.contracts.spec import PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import ConfigError, UserError, did_you_mean
+from rollart_core.plugins import Registered
 from rollart_core.problems import Problem
 
 SpecT = TypeVar("SpecT", bound=PluginSpec)
@@ -174,10 +176,19 @@ class _Finder:
             return None
         for fault in faults:
             self.note(fault.under(*key))
-        plugin = found.plugin
-        return ResolvedPlugin(
-            kind, cast("PluginSpec", found.spec), options, plugin.distribution, plugin.version
-        )
+        return self._resolved(found, options, not faults, key)
+
+    def _resolved(
+        self, found: Registered, options: dict[str, Any], complete: bool, key: tuple[str | int, ...]
+    ) -> Any:
+        plugin, spec = found.plugin, cast("PluginSpec", found.spec)
+        if complete and split_id(spec.id):
+            try:
+                spec = registry.env_spec(spec.id, options)
+            except UserError as e:
+                self.note(Problem((*key, "id") if options else key, str(e)))
+                return None
+        return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
 
     def _check_class(self, kind: str, plugin_id: str, entry_point: str) -> None:
         module = entry_point.partition(":")[0]
@@ -205,7 +216,7 @@ def _env_problems(config: RunConfig, spec: EnvSpec) -> list[Problem]:
             registry.find("sandboxes", spec.sandbox)
         except UserError as e:
             problems.append(Problem(("env",), f"{spec.id} runs in a sandbox: {e}"))
-    if ":" not in spec.id:  # the splits of unregistered code are not known
+    if ":" not in spec.id or split_id(spec.id):  # of unregistered code they are not known
         problems += _split_problems(config, spec)
     return problems
 

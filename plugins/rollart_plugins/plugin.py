@@ -1,5 +1,6 @@
-"""The built-in engines, weight channels, mappers, trackers and reward backends."""
+"""The built-in engines, weight channels, mappers, trackers, reward backends and adapters."""
 
+from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec
@@ -78,5 +79,21 @@ def rollart_reward_backends() -> list[RewardBackendSpec]:
             alias="inline",
             entry_point="rollart_plugins.serverless.inline:InlineBackend",
             summary="Reward functions in threads of the controller's process.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_env_adapters() -> list[EnvAdapterSpec]:
+    """Return the built-in adapters of foreign environments."""
+    return [
+        EnvAdapterSpec(
+            id="rollart/Gymnasium-v1",
+            alias="gymnasium",
+            entry_point="rollart_plugins.adapters.gymnasium:GymnasiumAdapter",
+            config="rollart_plugins.adapters.gymnasium:GymnasiumOptions",
+            summary="Gymnasium's environments of Discrete or Text actions, as text.",
+            package="gymnasium",
+            examples=("FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"),
         ),
     ]

@@ -10,13 +10,16 @@ import typer
 from rollart_core import registry
 from rollart_core.cli.fields import fields_of
 from rollart_core.cli.output import plain, print_json, print_table
+from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
 from rollart_core.plugins import KINDS, Registered, plugins
 
 
 def info(
-    plugin_id: Annotated[str, typer.Argument(metavar="ID", help="An id, or an alias.")],
+    plugin_id: Annotated[
+        str, typer.Argument(metavar="ID", help="An id, an alias or ADAPTER::FOREIGN_ID.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what one plugin says of itself, and the options it takes."""
@@ -38,6 +41,8 @@ def info(
 
 def _find(plugin_id: str) -> list[Registered]:
     """Return what has this id or alias, in every kind."""
+    if split_id(plugin_id):
+        return [registry.find("environments", plugin_id)]
     found, known, broken = [], [], None
     for kind in KINDS:
         try:
@@ -60,8 +65,10 @@ def _find(plugin_id: str) -> list[Registered]:
 
 
 def _describe(registered: Registered) -> dict[str, object]:
-    plugin = registered.plugin
-    spec = asdict(registered.spec)
+    plugin, said = registered.plugin, registered.spec
+    if split_id(registered.key):
+        said = registry.env_spec(registered.key)
+    spec = asdict(said)
     return {
         "is": registry.SINGULAR[registered.kind],
         "from": f"{plugin.distribution} {plugin.version} (plugin {plugin.name})",

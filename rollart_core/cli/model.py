@@ -51,7 +51,7 @@ def new(
     shape = as_options(options or [])
     env_options = shape.pop("env", {})
     spec = _shape(shape)
-    chosen = registry.env_spec(env)
+    chosen = registry.env_spec(env, env_options)
     with_tasks = registry.make(env, **env_options)
     count = getattr(with_tasks, "num_tasks", lambda _: None)(split)
     with_tasks.close()

@@ -14,7 +14,7 @@ _HINT = "?"
 
 
 def play(
-    env: Annotated[str, typer.Argument(help="Id, alias or module:Class.")],
+    env: Annotated[str, typer.Argument(help="Id, alias, module:Class or ADAPTER::FOREIGN_ID.")],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
     ] = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollart_core import registry
-from rollart_core.contracts.adapter import EnvAdapter
+from rollart_core.contracts.adapter import EnvAdapter, EnvAdapterSpec
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.hardware import HardwareMapper
 from rollart_core.contracts.inference import InferenceEngine
@@ -20,10 +20,12 @@ from rollart_core.contracts.reward import GroupReward, Reward, RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
+from rollart_core.errors import PluginError
 from rollart_core.plugins import KINDS, plugins
 from rollart_core.testing import (
     CheckResult,
     FakeReward,
+    Outcome,
     assert_checks,
     check_algorithm,
     check_env,
@@ -119,6 +121,21 @@ def check_one_tracker(tracker_id: str, folder: Path) -> list[CheckResult]:
     return check_tracker(lambda: registry.build("trackers", tracker_id), folder)
 
 
+def check_one_adapter(adapter_id: str, folder: Path) -> list[CheckResult]:
+    """Check the first of its examples; where the foreign package is missing, that it says so."""
+    spec = registry.spec("env_adapters", adapter_id)
+    assert isinstance(spec, EnvAdapterSpec)
+    assert spec.alias
+    assert spec.examples
+    env_id = f"{spec.alias}::{spec.examples[0]}"
+    try:
+        said = registry.env_spec(env_id)
+    except PluginError as e:
+        assert f"pip install '{spec.package}'" in str(e)  # noqa: PT017 - a missing package
+        return [CheckResult("says what to install", Outcome.PASS)]
+    return check_env(partial(registry.make, env_id), spec=said, num_tasks=1)
+
+
 CHECKS: dict[str, Callable[[str, Path], list[CheckResult]]] = {
     "environments": check_one_env,
     "rewards": check_one_reward,
@@ -129,8 +146,9 @@ CHECKS: dict[str, Callable[[str, Path], list[CheckResult]]] = {
     "reward_backends": check_one_backend,
     "weight_channels": check_one_channel,
     "trackers": check_one_tracker,
+    "env_adapters": check_one_adapter,
 }
-NO_CHECK = {"env_adapters", "commands"}
+NO_CHECK = {"commands"}
 """Kinds that have no registered member yet; whoever registers the first one writes its check."""
 
 REGISTERED = [(kind, plugin_id) for kind in KINDS for plugin_id in plugins().registered(kind)]

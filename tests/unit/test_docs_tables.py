@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-PAGES = ("README.md", "docs/config.md", "docs/architecture.md", "docs/webshop.md")
+PAGES = (
+    "README.md",
+    "docs/config.md",
+    "docs/architecture.md",
+    "docs/webshop.md",
+    "docs/adapters.md",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def test_every_table_stands_on_a_page(repo_root: Path, tables: Any) -> None:
 
 
 def test_every_key_and_option_says_what_it_is(tables: Any) -> None:
-    models = {**tables["sections"](), **tables["plugin_models"]()}
+    models = {**tables["sections"](), **tables["plugin_models"](), **tables["adapter_models"]()}
     fields_of = tables["fields_of"]
     assert not [f"{n}.{f.name}" for n, m in models.items() for f in fields_of(m) if not f.help]
 

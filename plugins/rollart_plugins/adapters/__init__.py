@@ -1,0 +1,1 @@
+"""Adapters: environments of other libraries, unmodified, as environments of ours."""

@@ -1,0 +1,298 @@
+"""What all adapters share: common options, tasks as seed ranges, and a TextEnv over a session.
+
+Takes: a session module (:mod:`rollart_plugins.adapters.sessions`) and checked options. Gives:
+:class:`ForeignAdapter`, of which an adapter is a few lines. Never: imports a foreign package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
+
+import gymnasium
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from rollart_core.contracts.adapter import EnvAdapter
+from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
+from rollart_core.errors import PluginError
+from rollart_core.spaces import Messages, Text
+from rollart_core.types import Observation
+from rollart_plugins.adapters import host
+from rollart_plugins.adapters.process import Opening, RemoteSeat, describe, user_error
+
+DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
+    "train": (0, 100_000),
+    "warm": (100_000, 110_000),
+    "test": (110_000, 120_000),
+}
+"""Seeds of each split, from the first to before the end, where nothing else is said."""
+UNKNOWN_RANGE = (float("-inf"), float("inf"))
+_SESSIONS = Path(__file__).parent / "sessions"
+_NOT_FOREIGN = {"prompt", "python", "reward_scale", "reward_range", "num_tasks", "splits"}
+"""Common options that a session has no use for."""
+
+
+class AdapterOptions(BaseModel):
+    """Options that every adapter takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str | None = None
+    """Said before the first observation, or around it: `{observation}` stands for it. none: what
+    the adapter itself says; empty: nothing."""
+    python: str | None = None
+    """Another Python (3.8 or newer) that has the foreign package: it runs in a process of its own,
+    one for all environments of a worker. none: this Python."""
+    max_turns: Annotated[int, Field(gt=0)] | None = None
+    """Turns after which an episode is truncated. none: as the foreign environment has it."""
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Every reward is multiplied by this."""
+    reward_range: tuple[float, float] | None = None
+    """Smallest and largest return (scaled), where the adapter cannot know them."""
+    num_tasks: Annotated[int, Field(gt=0)] | None = None
+    """Most tasks of each split."""
+    splits: dict[str, tuple[int, int]] | None = None
+    """First seed and end of each split; task `i` has the seed `first + i`. none: the foreign
+    package's own, else train 0 to 100000, warm to 110000, test to 120000."""
+
+    @field_validator("splits")
+    @classmethod
+    def _apart(cls, value: dict[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]] | None:
+        ranges = sorted((first, end, name) for name, (first, end) in (value or {}).items())
+        for first, end, name in ranges:
+            if not 0 <= first < end:
+                raise ValueError(f"{name}: [{first}, {end}] must be [first seed, end], first < end")
+        for (_, end, one), (first, _, other) in pairwise(ranges):
+            if first < end:
+                raise ValueError(f"{one} and {other} overlap: tests would be trained on")
+        return value
+
+
+class Seat(Protocol):
+    """A session, here or in another process."""
+
+    def facts(self) -> Any:
+        """Return what the session says of itself."""
+
+    def reset(self, seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
+        """Begin an episode."""
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, Any]:
+        """Act."""
+
+    def oracle(self) -> str | None:
+        """Return the expert's next action."""
+
+    def secrets(self) -> list[str]:
+        """Return what the agent must not read."""
+
+    def close(self) -> None:
+        """Close the session."""
+
+
+class ForeignAdapter(EnvAdapter):
+    """Base of the adapters here: names a session module, and what brings the foreign package."""
+
+    session: ClassVar[str]
+    """Module of ``rollart_plugins.adapters.sessions``."""
+    options: ClassVar[type[AdapterOptions]]
+    """Its options, the common ones included."""
+    module: ClassVar[str] = ""
+    """What must be importable; empty: nothing."""
+    package: ClassVar[str] = ""
+    """What pip installs for it."""
+
+    def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
+        """Make a foreign environment.
+
+        Raises:
+            UserError: When package, id or options are wrong.
+        """
+        chosen = self.options(**options)
+        opening = self._opening(env_id, chosen)
+        seat = _open(opening, chosen)
+        offers = frozenset(seat.facts()["offers"])
+        return _CLASSES[offers](seat, opening, chosen)
+
+    def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
+        """Say what is known of a foreign environment.
+
+        Raises:
+            UserError: When package, id or options are wrong.
+        """
+        chosen = self.options(**options)
+        said = self._described(self._opening(env_id, chosen), chosen)
+        low, high = said.get("reward_range") or UNKNOWN_RANGE
+        scaled = (low * chosen.reward_scale, high * chosen.reward_scale)
+        return EnvSpec(
+            id=env_id,
+            entry_point=f"{type(self).__module__}:{type(self).__name__}",
+            summary=str(said.get("summary", "")),
+            splits=tuple(chosen.splits or said.get("splits") or DEFAULT_SPLITS),
+            reward_range=chosen.reward_range or scaled,
+            deterministic=bool(said.get("deterministic", True)),
+            max_turns=chosen.max_turns or int(said.get("max_turns") or 10),
+            timeouts=Timeouts(**said.get("timeouts", {})),
+            network=bool(said.get("network", False)),
+            licence=str(said.get("licence", "")),
+        )
+
+    def _opening(self, env_id: str, chosen: AdapterOptions) -> Opening:
+        if chosen.python is None:
+            self._refuse_missing()
+        path = str(_SESSIONS / f"{self.session}.py")
+        python = sys.executable if chosen.python is None else _interpreter(chosen.python)
+        foreign = chosen.model_dump(mode="json", exclude=_NOT_FOREIGN)
+        return Opening(python, path, env_id, foreign)
+
+    def _refuse_missing(self) -> None:
+        if self.module and find_spec(self.module) is None:
+            raise PluginError(
+                f"{self.package} is not installed: pip install {self.package!r}, here or in "
+                "another environment whose interpreter the option python names"
+            )
+
+    def _described(self, opening: Opening, chosen: AdapterOptions) -> dict[str, Any]:
+        if chosen.python is not None:
+            return describe(opening)
+        try:
+            return dict(host.describe(opening.path, opening.env_id, dict(opening.options)))
+        except (LookupError, ValueError, ImportError) as e:
+            raise _told(e, opening) from e
+
+
+class ForeignEnv(gymnasium.Env[Observation, str]):
+    """A foreign environment as one of ours.
+
+    A process of another Python that died is started anew by the next ``reset``.
+    """
+
+    def __init__(self, seat: Seat, opening: Opening, chosen: AdapterOptions) -> None:
+        facts = seat.facts()
+        self.observation_space: Any = Messages() if facts.get("messages") else Text()
+        self.action_space = Text()
+        self._seat, self._opening, self._chosen = seat, opening, chosen
+        self._splits = _splits(chosen, facts)
+        prompt = facts["prompt"] if chosen.prompt is None else chosen.prompt
+        self._prompt: str = prompt or ""
+        self._max_turns: int | None = chosen.max_turns or facts["max_turns"]
+        self._turn, self._over, self._closed = 0, True, False
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        first, end = self._range(split)
+        return end - first
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        super().reset(seed=seed)
+        options = options or {}
+        split = str(options.get("split") or next(iter(self._splits)))
+        first, end = self._range(split)
+        index = options.get("task")
+        if index is None:
+            index = int(self.np_random.integers(end - first))
+        if not 0 <= index < end - first:
+            raise ValueError(f"task {index} is not in split {split!r}: 0 to {end - first - 1}")
+        self._revive()
+        observation, info = self._seat.reset(first + index, {"split": split, "index": index})
+        self._turn, self._over = 0, False
+        return _with_prompt(self._prompt, observation), info
+
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Act."""
+        if self._over:
+            raise RuntimeError("the episode is over: call reset() first")
+        observation, reward, terminated, truncated, info = self._seat.step(action)
+        self._turn += 1
+        if self._max_turns is not None and self._turn >= self._max_turns:
+            truncated = truncated or not terminated
+        self._over = terminated or truncated
+        return observation, reward * self._chosen.reward_scale, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the foreign environment; with the last of another Python, its process ends."""
+        self._over = self._closed = True
+        self._seat.close()
+
+    def _range(self, split: str) -> tuple[int, int]:
+        if split not in self._splits:
+            raise ValueError(f"no split {split!r}: there are {', '.join(self._splits)}")
+        return self._splits[split]
+
+    def _revive(self) -> None:
+        if self._closed:
+            raise RuntimeError("the environment is closed")
+        if not getattr(self._seat, "alive", True):
+            self._seat.close()
+            self._seat = _open(self._opening, self._chosen)
+
+
+class _OracleEnv(ForeignEnv):
+    def oracle(self) -> str | None:
+        """Return the expert's next action."""
+        return None if self._over else self._seat.oracle()
+
+
+class _SecretsEnv(ForeignEnv):
+    def secrets(self) -> list[str]:
+        """Return texts of the present task that the agent must not read."""
+        return self._seat.secrets()
+
+
+class _FullEnv(_OracleEnv, _SecretsEnv):
+    """With both."""
+
+
+_CLASSES: Mapping[frozenset[str], type[ForeignEnv]] = {
+    frozenset(): ForeignEnv,
+    frozenset({"oracle"}): _OracleEnv,
+    frozenset({"secrets"}): _SecretsEnv,
+    frozenset({"oracle", "secrets"}): _FullEnv,
+}
+
+
+def _open(opening: Opening, chosen: AdapterOptions) -> Seat:
+    if chosen.python is not None:
+        return RemoteSeat(opening)
+    try:
+        return host.Seat(opening.path, opening.env_id, dict(opening.options))
+    except (LookupError, ValueError, ImportError) as e:
+        raise _told(e, opening) from e
+
+
+def _told(error: Exception, opening: Opening) -> Exception:
+    names = [cls.__name__ for cls in type(error).__mro__]
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return user_error(names, message, opening)
+
+
+def _splits(chosen: AdapterOptions, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    found = chosen.splits or facts["splits"] or DEFAULT_SPLITS
+    most = chosen.num_tasks or sys.maxsize
+    return {name: (first, min(end, first + most)) for name, (first, end) in found.items()}
+
+
+def _with_prompt(prompt: str, observation: Observation) -> Observation:
+    if not prompt:
+        return observation
+    if not isinstance(observation, str):
+        return [{"role": "system", "content": prompt}, *observation]
+    if "{observation}" in prompt:
+        return prompt.replace("{observation}", observation)
+    return f"{prompt}\n\n{observation}"
+
+
+def _interpreter(python: str) -> str:
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        raise PluginError(f"python: {python!r} is no program; name another Python's interpreter")
+    return found

@@ -1,0 +1,241 @@
+"""Sessions of a foreign package, in this process or, run as a script, in one of their own.
+
+Takes: the path of a session module (see :mod:`rollart_plugins.adapters.sessions`). Gives: seats,
+one for each environment, that answer in plain values; as a script, the same over JSON lines on
+stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or ``{"id", "error"}``.
+Never: needs more than Python 3.8 and the standard library, nor outlives its stdin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import traceback
+from typing import Any, TextIO
+
+_importing = threading.Lock()
+_global_random = threading.RLock()
+OPTIONAL = ("oracle", "secrets")
+"""Methods that a session may offer."""
+
+
+def load(path: str) -> Any:
+    """Load a session module by its path, whatever packages there are around it."""
+    name = "rollart_session_" + os.path.splitext(os.path.basename(path))[0]
+    with _importing:
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+        # One thread at a time: packages with import cycles do not bear two.
+        for needed in sys.modules[name].IMPORTS:
+            importlib.import_module(needed)
+        return sys.modules[name]
+
+
+def describe(path: str, env_id: str, options: dict[str, Any]) -> Any:
+    """Return what the module knows of an environment."""
+    module = load(path)
+    with _guard(module):
+        return plain(module.describe(env_id, dict(options)))
+
+
+class Seat:
+    """One session, answering in plain values."""
+
+    def __init__(self, path: str, env_id: str, options: dict[str, Any]) -> None:
+        """Open a session."""
+        module = load(path)
+        self._guard = _guard(module)
+        with self._guard:
+            self._session = module.Session(env_id, dict(options))
+        self._closed = False
+
+    def facts(self) -> Any:
+        """Return what the session says of itself."""
+        session = self._session
+        return plain(
+            {
+                "offers": list(getattr(session, "offers", ())),
+                "prompt": getattr(session, "prompt", None),
+                "max_turns": getattr(session, "max_turns", None),
+                "splits": getattr(session, "splits", None),
+                "messages": bool(getattr(session, "messages", False)),
+            }
+        )
+
+    def reset(self, seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
+        """Begin an episode."""
+        with self._guard:
+            observation, info = self._session.reset(seed, task)
+        return plain(observation), plain(info)
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, Any]:
+        """Act."""
+        with self._guard:
+            observation, reward, terminated, truncated, info = self._session.step(action)
+        ends = bool(terminated), bool(truncated)
+        return (plain(observation), float(reward), ends[0], ends[1], plain(info))
+
+    def oracle(self) -> str | None:
+        """Return the expert's next action."""
+        with self._guard:
+            advice: str | None = self._session.oracle()
+        return advice
+
+    def secrets(self) -> list[str]:
+        """Return what the agent must not read."""
+        with self._guard:
+            return [str(secret) for secret in self._session.secrets()]
+
+    def close(self) -> None:
+        """Close the session, once."""
+        if not self._closed:
+            self._closed = True
+            with self._guard:
+                self._session.close()
+
+
+class _Unguarded:
+    """The guard of packages that draw from generators of their own."""
+
+    def __enter__(self) -> None:
+        """Nothing to lend."""
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to take back."""
+
+
+class _OwnRandom:
+    """Lends the interpreter's global generators to one session at a time, and takes them back."""
+
+    def __init__(self) -> None:
+        self._python = random.Random(0).getstate()
+        self._numpy: Any = None
+        self._outer: tuple[Any, Any] = (None, None)
+
+    def __enter__(self) -> None:
+        _global_random.acquire()
+        numpy = sys.modules.get("numpy")
+        self._outer = random.getstate(), numpy and numpy.random.get_state()
+        random.setstate(self._python)
+        if numpy is not None:
+            if self._numpy is None:
+                self._numpy = numpy.random.RandomState(0).get_state()
+            numpy.random.set_state(self._numpy)
+
+    def __exit__(self, *error: object) -> None:
+        numpy = sys.modules.get("numpy")
+        self._python = random.getstate()
+        random.setstate(self._outer[0])
+        if numpy is not None and self._outer[1] is not None:
+            self._numpy = numpy.random.get_state()
+            numpy.random.set_state(self._outer[1])
+        _global_random.release()
+
+
+def _guard(module: Any) -> _OwnRandom | _Unguarded:
+    return _OwnRandom() if getattr(module, "GLOBAL_RANDOM", False) else _Unguarded()
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON would give it back; what JSON does not have is left out."""
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items() if _is_plain(v)}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value if _is_plain(v)]
+    return plain(value.tolist())  # numpy's scalars and arrays
+
+
+def _is_plain(value: object) -> bool:
+    known = (bool, str, int, float, dict, list, tuple)
+    if value is None or isinstance(value, known):
+        return True
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("b", "i", "u", "f", "U")
+
+
+class _Server:
+    """Answers the calls of one client; each seat has a thread of its own."""
+
+    def __init__(self, path: str, answers: TextIO) -> None:
+        self._path = path
+        self._answers = answers
+        self._writing = threading.Lock()
+        self._queues: dict[int, queue.SimpleQueue[Any]] = {}
+
+    def handle(self, request: dict[str, Any]) -> None:
+        """Have the right thread answer a request."""
+        key = request["seat"]
+        if key not in self._queues:
+            self._queues[key] = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(self._queues[key],), daemon=True).start()
+        self._queues[key].put(request)
+        if request["call"] in ("close", "describe"):
+            del self._queues[key]
+
+    def _work(self, requests: queue.SimpleQueue[Any]) -> None:
+        seat: Seat | None = None
+        while True:
+            request = requests.get()
+            value = None
+            call, args = request["call"], request["args"]
+            try:
+                if call == "describe":
+                    value = describe(self._path, *args)
+                elif call == "open":
+                    seat = Seat(self._path, *args)
+                    value = seat.facts()
+                elif seat is not None:
+                    value = getattr(seat, call)(*args)
+                answer = {"id": request["id"], "value": value}
+            except BaseException as e:  # SystemExit of foreign code included: the client is told
+                answer = {"id": request["id"], "error": _error(e)}
+            self._send(answer)
+            if call in ("close", "describe"):
+                return
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        line = json.dumps(answer) + "\n"
+        with self._writing:
+            self._answers.write(line)
+            self._answers.flush()
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    names = [cls.__name__ for cls in type(error).__mro__]
+    return {"types": names, "message": str(error), "trace": trace[-4000:]}
+
+
+def main(path: str) -> None:
+    """Serve until stdin ends; whatever foreign code prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    os.dup2(2, 1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    server = _Server(path, answers)
+    for line in requests:
+        server.handle(json.loads(line))
+    os._exit(0)  # threads inside foreign code are not waited for
+
+
+if __name__ == "__main__":
+    # The folder of this script holds modules named after foreign packages.
+    sys.path[0] = os.getcwd()
+    main(sys.argv[1])
