@@ -24,9 +24,13 @@ INSTALL := $(PIP) install -q --no-compile
 RUN_STAMP := $(VENV)/.set-up-to-run
 DEV_STAMP := $(VENV)/.set-up-to-test
 BENCH_STAMP := $(VENV)/.set-up-to-bench
+# The packages that adapters are for pin what others need newer: they have an environment of their own.
+ADAPTERS_VENV ?= .venv-adapters
+ADAPTERS_PY := $(ADAPTERS_VENV)/bin/python
+ADAPTERS_STAMP := $(ADAPTERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs bench wheelhouse
+.PHONY: help setup run test check docs bench adapters wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,11 +49,14 @@ check: $(DEV_STAMP) ## Lint, format and type checks.
 	$(VENV)/bin/mypy
 
 docs: $(DEV_STAMP) ## Check that the documentation says what the code does.
-	$(PY) -m pytest tests/unit/test_docs*.py
+	$(PY) -m pytest tests/unit/test_docs*.py tests/integration/test_docs*.py
 
 bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \
 		$(VENV)/bin/rollart bench $$name || exit 1; done
+
+adapters: $(ADAPTERS_STAMP) ## Run the tests of the adapters on the packages they are for.
+	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
 
 wheelhouse: $(WHEELHOUSE)/.complete ## Fetch the wheels that the packaging tests install offline.
 
@@ -72,6 +79,12 @@ $(DEV_STAMP): $(RUN_STAMP)
 
 $(BENCH_STAMP): $(RUN_STAMP)
 	$(INSTALL) -e '.[train,bench]'
+	@touch $@
+
+$(ADAPTERS_STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	@test -x $(ADAPTERS_PY) || $(PYTHON) -m venv $(ADAPTERS_VENV)
+	$(ADAPTERS_PY) -m pip --disable-pip-version-check install -q -e '.[adapters]' pytest pytest-timeout
 	@touch $@
 
 $(WHEELHOUSE)/.complete: pyproject.toml | $(PY)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,23 +44,6 @@ def config(tmp_path: Path) -> Path:
         f"env: frozenlake\nmodel: {{kind: new}}\nstop: {{batches: 2}}\nruns_dir: {tmp_path}\n"
     )
     return path
-
-
-def test_help_imports_nothing_heavy_and_no_plugin() -> None:
-    code = (
-        "import sys; sys.argv = ['rollart', '--help']\n"
-        "from rollart_core.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stderr.split())
-    heavy = {"torch", "transformers", "pydantic", "numpy", "gymnasium", "pyarrow", "rich", "yaml"}
-    assert not heavy & loaded
-    assert not {m for m in loaded if m.startswith("rollart_") and m.split(".")[0] != "rollart_core"}
-    assert "rollart_core.cli" in loaded
-    assert all(name in done.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "model new"])

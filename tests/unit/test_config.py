@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rollart_core.config import AsyncRun, ModelPath, NewModel, RunConfig, SyncRun
 from rollart_core.config_load import dump_yaml, load_config, read_yaml
@@ -227,15 +224,3 @@ def test_a_model_path_that_is_no_model(load: Load, tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     assert load("", f"model={folder}").model == ModelPath(path=str(folder))
     assert load("", "model=Qwen/Qwen3-0.6B").model == ModelPath(path="Qwen/Qwen3-0.6B")
-
-
-def test_loading_a_config_imports_no_torch(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(BASE)
-    code = (
-        "import sys; from rollart_core.config_load import load_config; import rollart_core.resolve;"
-        f"load_config({str(path)!r}); heavy = {{'torch', 'transformers', 'ray', 'docker'}};"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert yaml.safe_load(done.stdout) == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -189,9 +188,3 @@ def test_a_fault_in_a_manifest_breaks_its_plugin_and_nothing_else(package: Path)
     package.joinpath("rollart.yaml").unlink()
     (broken,) = plugins.load().broken
     assert "package 'manifest_maze' holds no rollart.yaml" in str(broken.broken)
-
-
-def test_reading_a_manifest_imports_neither_pydantic_nor_torch() -> None:
-    code = "import sys, rollart_core.manifest; print({'pydantic', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

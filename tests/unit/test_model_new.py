@@ -1,7 +1,4 @@
-import hashlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -63,25 +60,6 @@ def test_frequent_words_and_tags_are_one_token(tokenizer):
 @example("é́ a_b  _ ٣½")
 def test_all_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == text
-
-
-def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path):
-    code = (
-        "import json, sys; from rollart_core.config import NewModel; "
-        "from rollart_core.models.new import new_model; path, spec, texts = sys.argv[1:]; "
-        "new_model(path, NewModel.model_validate_json(spec), json.loads(texts), 7)"
-    )
-    args = [str(tmp_path / "a"), SMALL.model_dump_json(), json.dumps(TEXTS)]
-    subprocess.run([sys.executable, "-c", code, *args], check=True)
-    new_model(tmp_path / "b", SMALL, TEXTS, 7)
-    new_model(tmp_path / "c", SMALL, TEXTS, 8)
-    a, b, c = (_digests(tmp_path / name) for name in "abc")
-    assert a == b
-    assert {name for name in b if b[name] != c[name]} == {"model.safetensors"}
-
-
-def _digests(folder):
-    return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
 
 
 def test_the_folder_holds_a_whole_model(tmp_path):

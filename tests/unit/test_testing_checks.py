@@ -10,18 +10,15 @@ from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.testing import (
     AsyncFakeEnv,
-    FakeAlgorithm,
     FakeEnv,
     FakeGroupReward,
     FakeMapper,
     FakeReward,
     FakeSandbox,
     FakeTracker,
-    FakeWeightChannel,
     Outcome,
     ScriptedEngine,
     assert_checks,
-    check_algorithm,
     check_env,
     check_inference_engine,
     check_mapper,
@@ -29,7 +26,6 @@ from rollart_core.testing import (
     check_reward_backend,
     check_sandbox,
     check_tracker,
-    check_weight_channel,
 )
 from rollart_plugins.serverless.inline import InlineBackend
 
@@ -164,47 +160,6 @@ def test_check_reward():
             return [RewardResult(0.0)]
 
     assert failed(check_reward(Short())) == ["group_size"]
-
-
-def test_check_algorithm():
-    torch = pytest.importorskip("torch")
-    assert_checks(check_algorithm(FakeAlgorithm(requires=["ref_logprobs"])))
-
-    class Everywhere(FakeAlgorithm):
-        def advantages(self, groups, signals):
-            return [row + 1 for row in super().advantages(groups, signals)]
-
-    class NoGradient(FakeAlgorithm):
-        def loss(self, trainer_logprobs, batch):
-            return torch.tensor(1.0), {}
-
-    class Unmasked(FakeAlgorithm):
-        def loss(self, trainer_logprobs, batch):
-            return trainer_logprobs.mean(), {}
-
-    assert "advantages" in failed(check_algorithm(Everywhere()))
-    assert failed(check_algorithm(NoGradient())) == ["loss"]
-    assert failed(check_algorithm(Unmasked())) == ["loss"]
-
-
-def test_check_weight_channel():
-    pytest.importorskip("torch")
-    assert_checks(check_weight_channel(FakeWeightChannel))
-    assert failed(check_weight_channel(lambda: FakeWeightChannel(keep=1))) == ["keeps_the_newest"]
-
-    class Aliases(FakeWeightChannel):
-        def publish(self, policy_version, tensors):
-            tensors = list(tensors)
-            publication = super().publish(policy_version, tensors)
-            self._stores[self._location][policy_version] = tensors
-            return publication
-
-    class Sorts(FakeWeightChannel):
-        def fetch(self, policy_version):
-            return sorted(super().fetch(policy_version))
-
-    assert failed(check_weight_channel(Aliases)) == ["what_is_published_is_fetched"]
-    assert failed(check_weight_channel(Sorts)) == ["what_is_published_is_fetched"]
 
 
 def test_check_tracker(tmp_path):

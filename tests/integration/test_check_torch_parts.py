@@ -1,0 +1,57 @@
+"""The checks of parts that compute with torch: each is shown one that breaks exactly its rule."""
+
+import pytest
+
+from rollart_core.testing import (
+    FakeAlgorithm,
+    FakeWeightChannel,
+    Outcome,
+    assert_checks,
+    check_algorithm,
+    check_weight_channel,
+)
+
+
+def failed(results):
+    return [r.name for r in results if r.outcome is Outcome.FAIL]
+
+
+def test_check_algorithm():
+    torch = pytest.importorskip("torch")
+    assert_checks(check_algorithm(FakeAlgorithm(requires=["ref_logprobs"])))
+
+    class Everywhere(FakeAlgorithm):
+        def advantages(self, groups, signals):
+            return [row + 1 for row in super().advantages(groups, signals)]
+
+    class NoGradient(FakeAlgorithm):
+        def loss(self, trainer_logprobs, batch):
+            return torch.tensor(1.0), {}
+
+    class Unmasked(FakeAlgorithm):
+        def loss(self, trainer_logprobs, batch):
+            return trainer_logprobs.mean(), {}
+
+    assert "advantages" in failed(check_algorithm(Everywhere()))
+    assert failed(check_algorithm(NoGradient())) == ["loss"]
+    assert failed(check_algorithm(Unmasked())) == ["loss"]
+
+
+def test_check_weight_channel():
+    pytest.importorskip("torch")
+    assert_checks(check_weight_channel(FakeWeightChannel))
+    assert failed(check_weight_channel(lambda: FakeWeightChannel(keep=1))) == ["keeps_the_newest"]
+
+    class Aliases(FakeWeightChannel):
+        def publish(self, policy_version, tensors):
+            tensors = list(tensors)
+            publication = super().publish(policy_version, tensors)
+            self._stores[self._location][policy_version] = tensors
+            return publication
+
+    class Sorts(FakeWeightChannel):
+        def fetch(self, policy_version):
+            return sorted(super().fetch(policy_version))
+
+    assert failed(check_weight_channel(Aliases)) == ["what_is_published_is_fetched"]
+    assert failed(check_weight_channel(Sorts)) == ["what_is_published_is_fetched"]
