@@ -1,0 +1,34 @@
+"""The adapter of gem (``gem-llm``): see ``sessions/gem.py`` for what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
+
+
+class GemOptions(AdapterOptions):
+    """Options of ``gem::ID``."""
+
+    make: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of `gem.make`, such as `{max_turns: 5}`."""
+    dataset: str | None = None
+    """A .jsonl file of questions for `math:`, `code:`, `logic:`, `qa:` and `eval:` ids, which gem
+    else downloads; `{split}` in it stands for the split."""
+
+    @field_validator("dataset")
+    @classmethod
+    def _from_anywhere(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().absolute())
+
+
+class GemAdapter(ForeignAdapter):
+    """Environments of ``gem.make``."""
+
+    session: ClassVar[str] = "gem"
+    options: ClassVar[type[AdapterOptions]] = GemOptions
+    module: ClassVar[str] = "gem"
+    package: ClassVar[str] = "gem-llm"
