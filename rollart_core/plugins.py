@@ -59,7 +59,8 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
 """Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
 
 RESERVED_COMMANDS: Final = frozenset(
-    """run eval list info play new-env check registry plan simulate audit view serve-reward swe
+    """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
+    simulate audit view serve-reward swe
     build sandbox model plot export scale bench""".split()  # noqa: SIM905 - one word a command
 )
 """Command names that belong to RollArt itself, now or later."""

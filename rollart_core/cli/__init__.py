@@ -43,15 +43,45 @@ COMMANDS: dict[str, Command] = {
         "Show what one plugin says of itself, and the options it takes.",
         "rollart info webshop/WebShop-v1",
     ),
+    "new-env": Command(
+        f"{_HERE}.new:new_env",
+        "Make a package with an environment that passes its own tests.",
+        "rollart new-env acme-maze --id acme/Maze-v1 --non-interactive",
+    ),
+    "new-reward": Command(
+        f"{_HERE}.new:new_reward",
+        "Make a package with a reward function.",
+        "rollart new-reward acme-brevity --non-interactive",
+    ),
+    "new-algorithm": Command(
+        f"{_HERE}.new:new_algorithm",
+        "Make a package with a training algorithm.",
+        "rollart new-algorithm acme-loo --non-interactive",
+    ),
+    "new-mapper": Command(
+        f"{_HERE}.new:new_mapper",
+        "Make a package with a hardware mapper.",
+        "rollart new-mapper acme-split --non-interactive",
+    ),
     "play": Command(
         f"{_HERE}.play:play",
         "Play an environment in the terminal.",
         "rollart play webshop --task 3 --split test",
     ),
+    "check": Command(
+        f"{_HERE}.check:check_command",
+        "Check a plugin, a project folder or a wheel: static, runtime and semantic.",
+        "rollart check webshop/WebShop-v1",
+    ),
     "audit": Command(
         f"{_HERE}.audit:audit",
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
+    ),
+    "registry": Command(
+        f"{_HERE}.registry:app",
+        "Publish to a community registry, install from one, or run one.",
+        "rollart registry install acme/Maze-v1 --registry https://rollart.example.org",
     ),
     "bench": Command(
         f"{_HERE}.bench:bench",

@@ -1,0 +1,14 @@
+"""The options of this package: what a run config may set under `algorithm`. Never imports torch."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class {{ cookiecutter.class_name }}Config(BaseModel):
+    """Options of the algorithm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_ratio: Annotated[float, Field(gt=1)] = 2.0
+    """Cap on the ratio of the policy being trained to the one that sampled."""

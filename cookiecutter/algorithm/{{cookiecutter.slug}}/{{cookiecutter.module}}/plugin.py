@@ -1,0 +1,11 @@
+"""Tells RollArt what this package brings; rollart.yaml says it. Never imports torch."""
+
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.hookspecs import hookimpl
+from rollart_core.manifest import specs
+
+
+@hookimpl
+def rollart_algorithms() -> list[AlgorithmSpec]:
+    """Return the algorithms of this package."""
+    return specs(__package__, "algorithms")

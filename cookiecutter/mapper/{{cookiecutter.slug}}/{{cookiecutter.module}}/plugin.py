@@ -1,0 +1,11 @@
+"""Tells RollArt what this package brings; rollart.yaml says it."""
+
+from rollart_core.contracts.hardware import HardwareMapperSpec
+from rollart_core.hookspecs import hookimpl
+from rollart_core.manifest import specs
+
+
+@hookimpl
+def rollart_hardware_mappers() -> list[HardwareMapperSpec]:
+    """Return the hardware mappers of this package."""
+    return specs(__package__, "hardware_mappers")
