@@ -23,6 +23,7 @@ BUILT_INS = tuple(p for p in PACKAGES if p != "rollart_core")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
     *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
+    *("tuf", "securesystemslib", "cryptography", "urllib3"),
 }
 MAY_BE_HEAVY = (
     "rollart_core.train.",
@@ -30,6 +31,7 @@ MAY_BE_HEAVY = (
     "rollart_core.bench.",
     "rollart_core.runtime.ray",
     "rollart_core.view.",
+    "rollart_core.community.",
     "rollart_algorithms.",
     "rollart_plugins.engines.",
     "rollart_plugins.sandboxes.",
@@ -47,7 +49,7 @@ ROOMS = (
     ("config_checks", "config_load", "manifest", "plugins", "registry", "resolve"),
     ("models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),
-    ("testing", "bench", "view", "scaffold", "cli"),
+    ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
 )
 """A room imports from its own row and the rows above it."""
 
@@ -102,7 +104,10 @@ def _imports_of(name: str, path: Path) -> Iterator[Import]:
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             typing_only = True
-        stack += [(child, lazy, typing_only) for child in ast.iter_child_nodes(node)]
+        children = (
+            child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)
+        )
+        stack += [(child, lazy, typing_only) for child in children]
 
 
 def row(module: str) -> int:

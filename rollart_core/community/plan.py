@@ -1,0 +1,178 @@
+"""What an installation will do, found out before anything is installed.
+
+Takes: a verified view of a registry, an id, an interpreter. Gives: :class:`Plan`: the registry's
+wheels (downloaded, verified, read) and the wheels pip would take from the user's index, each with
+its hash. Never: lets pip take a distribution of the registry's owners from an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rollart_core.community.client import Client
+from rollart_core.community.interpreter import Interpreter, Pinned
+from rollart_core.community.names import Wanted
+from rollart_core.community.release import Release
+from rollart_core.community.wheel import Wheel, parsed_requires
+from rollart_core.errors import RegistryError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be installed, and what stays."""
+
+    wanted: Wanted
+    releases: tuple[tuple[Release, Wheel], ...]
+    """From the registry; the wanted one first."""
+    pinned: tuple[Pinned, ...]
+    """From the user's index."""
+    present: tuple[tuple[str, str], ...]
+    """(name, version) of what is needed and installed already."""
+    replaces: tuple[str, ...]
+    """Installed distributions of the same names and other versions."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data: what ``--json`` prints."""
+        return {
+            "id": self.wanted.id,
+            "registry": [release.as_dict() for release, _ in self.releases],
+            "index": [
+                {"name": p.name, "version": p.version, "sha256": p.sha256} for p in self.pinned
+            ],
+            "present": [{"name": name, "version": version} for name, version in self.present],
+            "replaces": list(self.replaces),
+        }
+
+
+def make_plan(
+    client: Client,
+    wanted: Wanted,
+    interpreter: Interpreter,
+    *,
+    allow_yanked: bool = False,
+    lock_all: bool = False,
+) -> Plan:
+    """Find out what installing an id takes; the registry's wheels are downloaded and verified.
+
+    Args:
+        client: The registry.
+        wanted: The id, and perhaps a version.
+        interpreter: Where to.
+        allow_yanked: Take a yanked version too.
+        lock_all: Give everything a hash, also what is installed already, so that the lock fills an
+            empty environment.
+
+    Raises:
+        RegistryError: When it cannot be installed safely, and why.
+    """
+    first = client.find(wanted, allow_yanked=allow_yanked)
+    wheels = _with_registry_dependencies(client, first, interpreter)
+    for _, wheel in wheels:
+        check_no_shadowing(wheel, interpreter)
+    paths = [wheel.path for _, wheel in wheels]
+    report, _ = interpreter.resolve(paths, everything=lock_all)
+    pinned = tuple(_pinned(entry) for entry in report if not _is_ours(entry, paths))
+    for pin in pinned:
+        owner = client.owner_of(pin.name)
+        if owner is not None:
+            raise RegistryError(
+                f"pip would take {pin.name} {pin.version} from your index, but {pin.name!r} is a "
+                f"package of {owner!r} in {client.base}: refused, or anybody could slip one in"
+            )
+    coming = {p.name for p in pinned} | {w.distribution for _, w in wheels}
+    return Plan(
+        wanted=wanted,
+        releases=tuple(wheels),
+        pinned=pinned,
+        present=tuple(sorted(_present([w for _, w in wheels], interpreter, coming))),
+        replaces=tuple(_replaced(interpreter, [*pinned, *(r for r, _ in wheels)])),
+    )
+
+
+def check_no_shadowing(wheel: Wheel, interpreter: Interpreter) -> None:
+    """Check that a wheel overwrites no file of another installed distribution.
+
+    Raises:
+        RegistryError: Naming the package that both bring.
+    """
+    for installed in interpreter.installed.values():
+        both = wheel.packages & installed.packages
+        if both and installed.name != wheel.distribution:
+            raise RegistryError(
+                f"{wheel.name} brings the package {min(both)!r}, which {installed.name} "
+                f"{installed.version} has installed: it would overwrite it"
+            )
+
+
+def needed(requires: Iterable[Requirement], interpreter: Interpreter) -> list[Requirement]:
+    """Return the requirements that hold for an interpreter."""
+    markers = dict(interpreter.markers)
+    return [r for r in requires if r.marker is None or r.marker.evaluate(markers)]
+
+
+def _with_registry_dependencies(
+    client: Client, first: Release, interpreter: Interpreter
+) -> list[tuple[Release, Wheel]]:
+    """Return the wanted release, and those of the registry that it needs, each verified."""
+    found = {first.distribution: (first, client.wheel(first))}
+    waiting = [found[first.distribution][1]]
+    while waiting:
+        for requirement in needed(parsed_requires(waiting.pop().requires), interpreter):
+            name = canonicalize_name(requirement.name)
+            if name not in found and client.owner_of(name) is not None:
+                release = client.find_distribution(name, requirement.specifier)
+                found[name] = release, client.wheel(release)
+                waiting.append(found[name][1])
+    return list(found.values())
+
+
+def _is_ours(entry: Any, paths: Sequence[Path]) -> bool:
+    """Whether an entry of pip's report is one of the registry's wheels, given by path."""
+    parts = urlsplit(entry["download_info"]["url"])
+    local = Path(unquote(parts.path)) if parts.scheme == "file" else None
+    return local is not None and bool(entry["is_direct"]) and local in paths
+
+
+def _pinned(entry: Any) -> Pinned:
+    metadata, download = entry["metadata"], entry["download_info"]
+    name = canonicalize_name(metadata["name"])
+    hashes = download.get("archive_info", {}).get("hashes", {})
+    file = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
+    if entry["is_direct"] or not file.endswith(".whl"):
+        raise RegistryError(f"{name} would come from {file!r}, which is no wheel of your index")
+    if "sha256" not in hashes:
+        raise RegistryError(f"your index gives no sha256 for {file}: it cannot be pinned")
+    return Pinned(name, str(metadata["version"]), str(hashes["sha256"]), file)
+
+
+def _present(
+    wheels: Sequence[Wheel], interpreter: Interpreter, coming: set[str]
+) -> Iterable[tuple[str, str]]:
+    """Yield what the wheels need, over as many steps as it takes, that is installed and stays."""
+    seen: set[str] = set()
+    waiting = [requirement for wheel in wheels for requirement in parsed_requires(wheel.requires)]
+    while waiting:
+        for requirement in needed([waiting.pop()], interpreter):
+            name = canonicalize_name(requirement.name)
+            if name in seen or name not in interpreter.installed:
+                continue
+            seen.add(name)
+            installed = interpreter.installed[name]
+            if name not in coming:
+                yield name, installed.version
+            waiting += parsed_requires(installed.requires)
+
+
+def _replaced(interpreter: Interpreter, coming: Sequence[Pinned | Release]) -> Iterable[str]:
+    for new in coming:
+        name = new.name if isinstance(new, Pinned) else new.distribution
+        installed = interpreter.installed.get(name)
+        if installed is not None and installed.version != new.version:
+            yield f"{name} {installed.version}"
