@@ -34,7 +34,7 @@ DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
 """Seeds of each split, from the first to before the end, where nothing else is said."""
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 _SESSIONS = Path(__file__).parent / "sessions"
-_NOT_FOREIGN = {"prompt", "python", "reward_scale", "reward_range", "num_tasks", "splits"}
+_NOT_FOREIGN = {"prompt", "python", "reward_scale", "reward_range", "num_tasks"}
 """Common options that a session has no use for."""
 
 

@@ -21,25 +21,26 @@ from typing import Any, TextIO
 
 _importing = threading.Lock()
 _global_random = threading.RLock()
-OPTIONAL = ("oracle", "secrets")
-"""Methods that a session may offer."""
+_modules: dict[str, Any] = {}
 
 
 def load(path: str) -> Any:
     """Load a session module by its path, whatever packages there are around it."""
-    name = "rollart_session_" + os.path.splitext(os.path.basename(path))[0]
     with _importing:
-        if name not in sys.modules:
+        if path not in _modules:
+            stem = os.path.splitext(os.path.basename(path))[0]
+            name = f"rollart_session_{stem}_{len(_modules)}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             spec.loader.exec_module(module)
+            _modules[path] = module
         # One thread at a time: packages with import cycles do not bear two.
-        for needed in sys.modules[name].IMPORTS:
+        for needed in _modules[path].IMPORTS:
             importlib.import_module(needed)
-        return sys.modules[name]
+        return _modules[path]
 
 
 def describe(path: str, env_id: str, options: dict[str, Any]) -> Any:

@@ -113,16 +113,22 @@ class HostProcess:
     def _read_answers(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        with stdout:
-            for line in stdout:
-                answer = json.loads(line)
-                with self._lock:
-                    future = self._futures.pop(answer["id"])
-                if "error" in answer:
-                    future.set_exception(_Raised(answer["error"]))
-                else:
-                    future.set_result(answer["value"])
+        try:
+            with stdout:
+                for line in stdout:
+                    self._settle(json.loads(line))
+        except (ValueError, KeyError):
+            self._stderr.append("it does not speak as an adapter's process does: is it a Python?")
+            self._process.kill()
         self._fail_all()
+
+    def _settle(self, answer: Mapping[str, Any]) -> None:
+        with self._lock:
+            future = self._futures.pop(answer["id"])
+        if "error" in answer:
+            future.set_exception(_Raised(answer["error"]))
+        else:
+            future.set_result(answer["value"])
 
     def _read_stderr(self) -> None:
         stderr = self._process.stderr
@@ -300,6 +306,8 @@ def _told_to_the_user(opening: Opening) -> Iterator[None]:
         yield
     except _Raised as e:
         raise user_error(e.error["types"], e.error["message"], opening) from e
+    except EnvironmentFailure as e:
+        raise PluginError(f"{opening.env_id}: {e}") from e
 
 
 def user_error(types: list[str], message: str, opening: Opening) -> Exception:
