@@ -1,0 +1,21 @@
+import asyncio
+import time
+
+from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.testing import ScriptedEngine
+
+
+def test_thousands_of_sessions_are_cheap():
+    async def main():
+        engine = ScriptedEngine(record=False)
+        await engine.start()
+        began = time.perf_counter()
+        requests = [
+            GenerateRequest(f"{i}", (1, 2, 3), max_new_tokens=8, session_id=f"{i}")
+            for i in range(5000)
+        ]
+        await asyncio.gather(*(engine.generate(r) for r in requests))
+        assert time.perf_counter() - began < 3
+        await engine.close()
+
+    asyncio.run(main())
