@@ -9,13 +9,14 @@ records the tokens. Any gymnasium environment with text actions is one already:
 
 Optional: ``oracle() -> str | None`` (the expert's next action), ``num_tasks(split) -> int | None``
 (None or missing: unlimited), ``areset`` / ``astep`` (coroutines, when the env waits on I/O),
-``corpus() -> Iterable[str]`` (text for training a tokenizer from nothing).
+``corpus() -> Iterable[str]`` (text for training a tokenizer from nothing),
+``secrets() -> Sequence[str]`` (texts of the present task that the agent must never read).
 ``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -100,3 +101,13 @@ class HasCorpus(Protocol):
 
     def corpus(self) -> Iterable[str]:
         """Yield texts as the policy will see and write them."""
+
+
+class HasSecrets(Protocol):
+    """An environment that knows what its agent must not: answers, hidden tests."""
+
+    def secrets(self) -> Sequence[str]:
+        """Return texts of the present task that the agent must never be able to read.
+
+        Checks look for them in every observation and info before the end of the episode.
+        """

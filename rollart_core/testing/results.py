@@ -1,7 +1,8 @@
 """What a conformance check says: PASS, FAIL or SKIP, with the reason.
 
 Takes: named functions that raise. Gives: one :class:`CheckResult` each. Never: lets a check that
-did not run pass for one that did.
+did not run pass for one that did, or one breach fail twice: a check that needs another is skipped
+when that one failed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CheckResult:
     name: str
     outcome: Outcome
     reason: str = ""
-    """Why it failed or was skipped."""
+    """Why it failed or was skipped; of a pass, what it did less than usual."""
 
 
 class SkipCheck(Exception):
@@ -46,17 +47,37 @@ def expect(truth: object, reason: str) -> None:
         raise CheckFailed(reason)
 
 
-def run_checks(checks: Mapping[str, Callable[[], None]]) -> list[CheckResult]:
-    """Run each check, and say how it ended."""
-    results = []
+def run_checks(
+    checks: Mapping[str, Callable[[], str | None]],
+    needs: Mapping[str, Sequence[str]] | None = None,
+) -> list[CheckResult]:
+    """Run each check, and say how it ended.
+
+    Args:
+        checks: Name -> what raises; it may return a remark for its pass.
+        needs: Name -> the checks it cannot be judged without, which come before it.
+    """
+    results: list[CheckResult] = []
     for name, check in checks.items():
-        try:
-            check()
-        except Exception as e:
-            results.append(_ended(name, e))
-        else:
-            results.append(CheckResult(name, Outcome.PASS))
+        results.append(run_check(name, check, results, (needs or {}).get(name, ())))
     return results
+
+
+def run_check(
+    name: str,
+    check: Callable[[], str | None],
+    before: Sequence[CheckResult] = (),
+    needs: Sequence[str] = (),
+) -> CheckResult:
+    """Run one check, unless one that it needs did not hold among those ``before`` it."""
+    failed = [r.name for r in before if r.name in needs and r.outcome is Outcome.FAIL]
+    if failed:
+        return CheckResult(name, Outcome.SKIP, f"not judged while {failed[0]} fails")
+    try:
+        remark = check()
+    except Exception as e:
+        return _ended(name, e)
+    return CheckResult(name, Outcome.PASS, remark or "")
 
 
 async def run_async_checks(

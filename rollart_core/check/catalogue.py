@@ -1,0 +1,144 @@
+"""The names of all checks, by kind and group; docs/check.md tells what each one means.
+
+Takes: nothing. Gives: which checks a kind has, in the order in which they are reported, and what
+``--only`` may name. Never: runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+from rollart_core.errors import UserError, did_you_mean
+
+Group: TypeAlias = Literal["static", "runtime", "semantic"]
+GROUPS: Final[tuple[Group, ...]] = ("static", "runtime", "semantic")
+
+STATIC: Final = (
+    "contract_version",
+    "manifest",
+    "entry_point",
+    "manifest_agrees",
+    "pins",
+    "lazy_import",
+    "import_time",
+    "licence",
+)
+"""Of a distribution."""
+
+ENVIRONMENT_RUNTIME: Final = (
+    "make",
+    "reset",
+    "step",
+    "tasks",
+    "gymnasium_check_env",
+    "same_seed_same_episode",
+    "fresh_processes_agree",
+    "reset_in_the_middle",
+    "global_random_state",
+    "interleaved_instances",
+    "async_agrees",
+    "corpus",
+    "nothing_left_open",
+    "within_timeouts",
+    "close_twice",
+    "works_offline",
+)
+ENVIRONMENT_SEMANTIC: Final = (
+    "oracle_reaches_the_top",
+    "noop_stays_at_the_floor",
+    "random_stays_below_the_oracle",
+    "same_verdict_twice",
+    "secrets_are_hidden",
+    "malformed_actions",
+    "reward_in_range",
+)
+
+PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
+    "environments": {"runtime": ENVIRONMENT_RUNTIME, "semantic": ENVIRONMENT_SEMANTIC},
+    "rewards": {
+        "runtime": ("make", "group_size"),
+        "semantic": ("score", "same_request_same_score"),
+    },
+    "algorithms": {"runtime": ("make", "advantages", "alike_members", "loss", "extra_modules")},
+    "hardware_mappers": {
+        "runtime": (
+            "make",
+            "places_everything",
+            "same_input_same_placement",
+            "refuses_no_pools",
+        )
+    },
+    "inference_engines": {
+        "runtime": (
+            "make",
+            "start",
+            "generate",
+            "at_once",
+            "greedy_repeats",
+            "sampling_key_repeats",
+            "stop_tokens",
+            "session",
+            "pause_abort_resume",
+            "stats",
+            "close_twice",
+        )
+    },
+    "sandboxes": {
+        "runtime": (
+            "make",
+            "start",
+            "exec",
+            "timeout",
+            "output_cap",
+            "files",
+            "snapshot",
+            "close_twice",
+        )
+    },
+    "reward_backends": {"runtime": ("make", "score", "nothing_to_score", "close_twice")},
+    "weight_channels": {
+        "runtime": (
+            "make",
+            "what_is_published_is_fetched",
+            "unknown_version",
+            "keeps_the_newest",
+            "close_twice",
+        )
+    },
+    "trackers": {"runtime": ("make", "logs", "close_before_start")},
+}
+"""Kind -> group -> its checks; kinds that are not here have none."""
+
+
+def checks_of(kind: str, only: Sequence[str] = ()) -> list[tuple[Group, str]]:
+    """Return the checks of a kind that ``only`` (groups, names; empty: all) lets through."""
+    return [
+        (group, name)
+        for group, names in PARTS.get(kind, {}).items()
+        for name in names
+        if wanted(group, name, only)
+    ]
+
+
+def wanted(group: Group, name: str, only: Sequence[str]) -> bool:
+    """Return whether ``only`` lets a check through."""
+    return not only or group in only or name in only
+
+
+def checked_only(only: Sequence[str]) -> tuple[str, ...]:
+    """Return the groups and names of ``--only``, which may be comma separated.
+
+    Raises:
+        UserError: For one that is neither.
+    """
+    asked = tuple(word.strip() for item in only for word in item.split(",") if word.strip())
+    names = {n for groups in PARTS.values() for ns in groups.values() for n in ns} | {*STATIC}
+    for word in asked:
+        if word not in names and word not in GROUPS:
+            near = did_you_mean(word, sorted({*names, *GROUPS}))
+            raise UserError(
+                f"{word!r} is neither a group ({', '.join(GROUPS)}) nor a check.{near} "
+                "docs/check.md lists them."
+            )
+    return asked

@@ -1,0 +1,93 @@
+"""What runs in a child of ``rollart check``: ``python -m rollart_core.check.child``.
+
+Takes: one line of JSON on stdin (the job). Gives: lines of JSON on the pipe that the job names:
+``{"begin": name}``, ``{"done": name, "outcome", "reason"}``, ``{"limits": {call: s}}``, and at the
+end ``{"transcript": ...}``. Never: outlives its parent: it ends when stdin closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+from rollart_core import registry
+from rollart_core.check.offline import bring_loopback_up
+from rollart_core.check.parts import check_part
+from rollart_core.check.transcript import transcript
+from rollart_core.check.watch import SharedWatch
+from rollart_core.errors import first_line
+from rollart_core.testing.env_checks import BASIC, run_env_checks
+from rollart_core.testing.play import Subject
+from rollart_core.testing.results import CheckResult, Outcome
+from rollart_core.testing.runtime_checks import limits_s
+
+FRESH: Final = "fresh_processes_agree"
+
+
+def main() -> None:
+    """Do the job of stdin."""
+    job = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.set_inheritable(job["fd"], False)  # what an environment starts must not hold the pipe
+    if job.get("offline"):
+        bring_loopback_up()
+    with os.fdopen(job["fd"], "w", encoding="utf-8", buffering=1) as pipe:
+        if job["kind"] == "environments":
+            _environment(job, partial(_send, pipe))
+        else:
+            _part(job, partial(_send, pipe))
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # not through sys.stdin, whose lock would outlast this thread
+    os._exit(1)
+
+
+def _send(pipe: Any, **message: object) -> None:
+    pipe.write(json.dumps(message) + "\n")
+
+
+def _environment(job: dict[str, Any], send: Callable[..., None]) -> None:
+    try:
+        subject = _subject(job)
+    except Exception as e:
+        _done(send, CheckResult("make", Outcome.FAIL, f"{type(e).__name__}: {first_line(str(e))}"))
+        return
+    spec = subject.spec
+    send(limits=limits_s(subject), deterministic=spec.deterministic, network=spec.network)
+    tell = partial(_done, send)
+    run = partial(run_env_checks, subject, begin=lambda name: send(begin=name), done=tell)
+    before = run(only=[name for name in BASIC if name in job["checks"] or job["transcript"]])
+    if job["transcript"]:
+        send(begin=FRESH)
+        send(transcript=transcript(subject))
+        send(begin="")
+    run(only=[name for name in job["checks"] if name not in BASIC], before=before)
+
+
+def _subject(job: dict[str, Any]) -> Subject:
+    plugin_id, options = job["id"], job["options"]
+    spec = registry.env_spec(plugin_id, options)
+    make = cast("Any", partial(registry.make, plugin_id, **options))
+    return Subject(make, spec, watch=SharedWatch(Path(job["watch"])))
+
+
+def _part(job: dict[str, Any], send: Callable[..., None]) -> None:
+    folder = Path(job["folder"], "part")
+    folder.mkdir()
+    for result in check_part(job["kind"], job["id"], folder, job["options"]):
+        _done(send, result)
+
+
+def _done(send: Callable[..., None], result: CheckResult) -> None:
+    send(done=result.name, outcome=result.outcome.value, reason=result.reason)
+
+
+if __name__ == "__main__":
+    main()

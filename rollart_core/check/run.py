@@ -1,0 +1,153 @@
+"""From what a person typed to a report.
+
+Takes: a target, options and a choice of checks. Gives: a :class:`Report`. Never: runs a plugin's
+code in this process (its hooks apart, where it is installed), or leaves a child behind.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of, wanted
+from rollart_core.check.environment import check_environment
+from rollart_core.check.process import Child, Message, environ, said_results
+from rollart_core.check.report import Report, Result
+from rollart_core.check.static import MAX_IMPORT_S, NO_FACTS, Facts, run_static_checks
+from rollart_core.check.target import KINDLESS, Target, open_target
+from rollart_core.testing.results import CheckResult, Outcome
+
+Heard = Callable[[str, str], None]
+"""Told (id, what is going on)."""
+
+TIMEOUT_S: Final = 600.0
+_PROBE_S: Final = 60.0
+_NUM_PROBES: Final = 3
+_PROBE: Final = "rollart_core.check.probe"
+_CHILD: Final = "rollart_core.check.child"
+
+
+def run(
+    target: str,
+    *,
+    only: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    heard: Heard = lambda plugin_id, what: None,
+) -> Report:
+    """Check as :func:`rollart_core.check.check` does, and tell ``heard`` what is going on."""
+    asked = checked_only(only)
+    with tempfile.TemporaryDirectory(prefix="rollart-check-") as scratch:
+        found = open_target(target, Path(scratch))
+        results = list(_results(found, asked, dict(options or {}), timeout_s, heard))
+    return Report(found.name, found.version, tuple(results))
+
+
+def _results(
+    target: Target,
+    only: Sequence[str],
+    options: Mapping[str, object],
+    timeout_s: float,
+    heard: Heard,
+) -> Iterator[Result]:
+    names = [name for name in STATIC if wanted("static", name, only)]
+    facts = None
+    if target.entry_points and (names or target.ids is None):
+        heard(target.static_id, "static")
+        facts = _facts(target)
+    for result in _static(target, facts, names):
+        yield Result(target.static_id, "static", result.name, result.outcome, result.reason)
+    if only and set(only) <= {"static", *STATIC}:
+        return
+    ids = target.ids if target.ids is not None else _ids(facts)
+    for kind, plugin_id in ids:
+        known = _kind_of(target, plugin_id) if kind == KINDLESS else kind
+        yield from _of_plugin(target, (known, plugin_id), only, options, timeout_s, heard)
+    if not ids:
+        yield Result(target.static_id, "runtime", "make", Outcome.SKIP, _nothing_to_run(facts))
+
+
+def _static(target: Target, facts: Facts | None, names: Sequence[str]) -> list[CheckResult]:
+    if target.no_static:
+        return [CheckResult(name, Outcome.SKIP, target.no_static) for name in names]
+    return run_static_checks(target, facts or NO_FACTS, names)
+
+
+def _facts(target: Target) -> Facts:
+    """Return what a probe found; where its import was slow, the least time of several counts."""
+    job = {"entry_points": [list(pair) for pair in target.entry_points]}
+    until = time.monotonic() + _PROBE_S
+    child = Child(_PROBE, environ(target.paths), Path.cwd())
+    said: list[Message] = []
+    while len(said) < _NUM_PROBES:
+        probe = child.run(job, until=until)
+        if not probe.messages:
+            return replace(NO_FACTS, errors={target.entry_points[0][1]: probe.why})
+        said.append(probe.messages[0])
+        if said[-1]["cpu_s"] <= MAX_IMPORT_S:
+            break
+    return Facts(**{**said[0], "cpu_s": min(found["cpu_s"] for found in said)})
+
+
+def _kind_of(target: Target, path: str) -> str:
+    child = Child(_PROBE, environ(target.paths), Path.cwd())
+    ended = child.run({"class": path}, until=time.monotonic() + _PROBE_S)
+    return str(ended.said("kind") or "environments")
+
+
+def _ids(facts: Facts | None) -> list[tuple[str, str]]:
+    if facts is None or facts.broken or facts.errors:
+        return []
+    return [(kind, str(spec["id"])) for kind, spec in facts.specs if "id" in spec]
+
+
+def _nothing_to_run(facts: Facts | None) -> str:
+    if facts is None or facts.broken or facts.errors:
+        return "nothing could be run: see entry_point"
+    return "it registers nothing that can be run"
+
+
+def _of_plugin(
+    target: Target,
+    of_kind: tuple[str, str],
+    only: Sequence[str],
+    options: Mapping[str, object],
+    timeout_s: float,
+    heard: Heard,
+) -> Iterator[Result]:
+    kind, plugin_id = of_kind
+    wanted_checks = checks_of(kind, only)
+    if kind not in PARTS:
+        reason = f"{plugin_id}: there are no checks for {kind}"
+        yield Result(target.static_id, "runtime", "make", Outcome.SKIP, reason)
+        return
+    names = [name for _, name in wanted_checks]
+    until = time.monotonic() + timeout_s
+    job = {"kind": kind, "id": plugin_id, "options": dict(options)}
+    if kind == "environments":
+        found = check_environment(job, names, target.paths, until, lambda w: heard(plugin_id, w))
+    else:
+        found = _check_part(job, names, target.paths, until, lambda what: heard(plugin_id, what))
+    for group, name in wanted_checks:
+        result = found[name]
+        yield Result(plugin_id, group, name, result.outcome, result.reason)
+
+
+def _check_part(
+    job: Mapping[str, Any],
+    names: Sequence[str],
+    paths: Sequence[Path],
+    until: float,
+    heard: Callable[[str], None],
+) -> dict[str, CheckResult]:
+    heard(job["kind"])
+    ended = Child(_CHILD, environ(paths), Path.cwd()).run(job, until=until)
+    found = said_results(ended)
+    if ended.why and "make" not in found:
+        found["make"] = CheckResult("make", Outcome.FAIL, ended.why)
+    reason = ended.why or "not run: it could not be made"
+    return {name: found.get(name, CheckResult(name, Outcome.SKIP, reason)) for name in names}

@@ -1,0 +1,392 @@
+"""Episodes as the checks play them: every answer is looked at, every call is timed.
+
+Takes: an environment, or something that makes one, and its spec. Gives: players, policies and the
+steps they lead to. Never: reads or writes the global random state, or judges more than the form of
+an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from rollart_core.contracts.env import EnvSpec, TextEnv
+from rollart_core.spaces import Messages, Text
+from rollart_core.testing.results import SkipCheck, expect
+from rollart_core.types import Observation
+
+Options: TypeAlias = dict[str, Any]
+"""What ``reset`` gets as options."""
+
+GARBAGE = (
+    "",
+    " \n\t",
+    "é雪😀",
+    "]][[ click[",
+    "\x00\x1b[31m",
+    "DROP TABLE x; --",
+    "x" * 10_000,
+    "0",
+)
+MAX_TURNS = 200
+"""Turns after which an episode of the expert is given up."""
+_NEVER_SAID = EnvSpec(id="unregistered/Env-v0", entry_point="unregistered:Env")
+_TEMPLATE = re.compile(r"<[^<>]*>")
+
+
+class Step(NamedTuple):
+    """What one call of ``step`` answered; that of ``reset`` with a reward of 0."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+
+class Watch:
+    """Knows which call an environment is in, and how long each kind of call took at most."""
+
+    def __init__(self) -> None:
+        self.longest_s: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        """Time a block as one ``call``, such as ``"step"``."""
+        began = time.monotonic()
+        self.mark(call, began)
+        try:
+            yield
+        finally:
+            self.mark("", 0.0)
+            took = time.monotonic() - began
+            self.longest_s[call] = max(took, self.longest_s.get(call, 0.0))
+
+    def mark(self, call: str, began: float) -> None:
+        """Note that ``call`` begins; an empty one: that none is under way."""
+
+
+class Player:
+    """One environment whose every answer is looked at."""
+
+    def __init__(self, env: Any, watch: Watch) -> None:
+        self.env = env
+        self._watch = watch
+
+    def has(self, method: str) -> bool:
+        """Return whether the environment has an optional method."""
+        return hasattr(self.env, method)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call an optional method."""
+        with self._watch.during(method):
+            return getattr(self.env, method)(*arguments)
+
+    def reset(self, **arguments: Any) -> Step:
+        """Begin an episode."""
+        with self._watch.during("reset"):
+            answer = self.env.reset(**arguments)
+        return checked_reset(answer)
+
+    def step(self, action: str) -> Step:
+        """Act."""
+        with self._watch.during("step"):
+            answer = self.env.step(action)
+        return checked_step(answer)
+
+    def close(self) -> None:
+        """Close the environment."""
+        with self._watch.during("close"):
+            self.env.close()
+
+    def num_tasks(self, split: str) -> int | None:
+        """Return how many tasks a split has; None: unlimited."""
+        if not self.has("num_tasks"):
+            return None
+        num_tasks = self.call("num_tasks", split)
+        expect(
+            num_tasks is None or (isinstance(num_tasks, int) and num_tasks > 0),
+            f"num_tasks({split!r}) is {num_tasks!r}, neither None nor a positive int",
+        )
+        return num_tasks if isinstance(num_tasks, int) else None
+
+
+Policy: TypeAlias = Callable[[Player, Step, int], str]
+"""From (player, the step before, turn) to an action."""
+
+
+class Subject:
+    """The environment under check: how to open it, and what it says of itself.
+
+    Args:
+        env: A class or function that makes a fresh one, or one environment, which stays open
+            between checks.
+        spec: What it says of itself; None: the defaults.
+        seed: Seed of the episodes.
+        num_tasks: Tasks of each split that are played.
+        watch: Times the calls; None for one that only keeps the longest.
+        budget_s: Seconds after which a check that plays many episodes goes on with fewer.
+    """
+
+    def __init__(
+        self,
+        env: TextEnv | Callable[[], TextEnv],
+        spec: EnvSpec | None = None,
+        *,
+        seed: int = 0,
+        num_tasks: int = 3,
+        watch: Watch | None = None,
+        budget_s: float = 5.0,
+    ) -> None:
+        is_made = not isinstance(env, type) and hasattr(env, "reset")
+        self.given = Player(env, watch or Watch()) if is_made else None
+        self._make = cast("Callable[[], TextEnv]", env)
+        self.spec = spec or _NEVER_SAID
+        self.seed, self.num_tasks, self.budget_s = seed, num_tasks, budget_s
+        self.watch = watch or Watch()
+
+    def fresh(self) -> Player:
+        """Make an environment, which the caller closes.
+
+        Raises:
+            SkipCheck: When there is only the given one.
+        """
+        if self.given is not None:
+            raise SkipCheck("it needs several instances: give a class or function that makes one")
+        with self.watch.during("make"):
+            env = self._make()
+        return Player(env, self.watch)
+
+    @contextmanager
+    def open(self) -> Iterator[Player]:
+        """Open a fresh environment and close it at the end; the given one stays open."""
+        if self.given is not None:
+            yield self.given
+            return
+        player = self.fresh()
+        try:
+            yield player
+        finally:
+            player.close()
+
+    def tasks(self, player: Player, num_tasks: int | None = None) -> list[Options]:
+        """Return reset options of the first tasks, the splits taking turns."""
+        wanted = self.num_tasks if num_tasks is None else num_tasks
+        counts = {s: min(wanted, player.num_tasks(s) or wanted) for s in self.spec.splits}
+        return [
+            {"split": split, "task": index}
+            for index in range(wanted)
+            for split, count in counts.items()
+            if index < count
+        ]
+
+    def paced(self, options: Sequence[Options], least: int | None = None) -> Iterator[Options]:
+        """Yield options until the budget is used up, but at least ``least`` (a task a split)."""
+        began = time.monotonic()
+        floor = len(self.spec.splits) if least is None else least
+        for n, given in enumerate(options):
+            if n >= floor and time.monotonic() - began > self.budget_s:
+                return
+            yield given
+
+
+def play(
+    player: Player, policy: Policy, seed: int | None, options: Options, max_turns: int = MAX_TURNS
+) -> list[Step]:
+    """Play one episode; the first step is that of ``reset``."""
+    steps = [player.reset(seed=seed, options=options)]
+    while not steps[-1].over and len(steps) <= max_turns:
+        steps.append(player.step(policy(player, steps[-1], len(steps) - 1)))
+    return steps
+
+
+def replay(
+    player: Player, actions: Sequence[str], seed: int | None, options: Options
+) -> list[Step]:
+    """Play given actions, as long as the episode lasts."""
+    steps = [player.reset(seed=seed, options=options)]
+    for action in actions:
+        if steps[-1].over:
+            break
+        steps.append(player.step(action))
+    return steps
+
+
+def recorded(policy: Policy, actions: list[str]) -> Policy:
+    """Return a policy that does the same and notes its actions."""
+
+    def act(player: Player, step: Step, turn: int) -> str:
+        actions.append(policy(player, step, turn))
+        return actions[-1]
+
+    return act
+
+
+def total(steps: Sequence[Step]) -> float:
+    """Return the return of an episode: the sum of its rewards."""
+    return sum(step.reward for step in steps)
+
+
+def good_action(player: Player, step: Step, turn: int) -> str:
+    """Do what the oracle says, or else what is offered, in turn."""
+    action = player.call("oracle") if player.has("oracle") else None
+    offered = step.info.get("available_actions") or ["ok"]
+    return action or str(offered[turn % len(offered)])
+
+
+def oracle_action(player: Player, step: Step, turn: int) -> str:
+    """Do what the oracle says; it must say something."""
+    action = player.call("oracle")
+    expect(isinstance(action, str), f"turn {turn}: oracle() is {action!r} before the end")
+    return str(action)
+
+
+def garbage_action(player: Player, step: Step, turn: int) -> str:
+    """Do what no environment expects."""
+    return GARBAGE[turn % len(GARBAGE)]
+
+
+def noop_action(player: Player, step: Step, turn: int) -> str:
+    """Say nothing."""
+    return ""
+
+
+def random_policy(key: object) -> Policy:
+    """Return a policy that draws among what is offered, or else says random words.
+
+    Half of the random words are words of the observation, so that parroting is tried too.
+
+    Args:
+        key: What the draws follow from.
+    """
+    rng = random.Random(f"random policy/{key}")
+
+    def act(player: Player, step: Step, turn: int) -> str:
+        words = text_of(step.observation).split() or ["ok"]
+        offered = step.info.get("available_actions")
+        if offered:
+            return _TEMPLATE.sub(lambda _: rng.choice(words), str(rng.choice(list(offered))))
+        if rng.random() < 0.5:
+            return rng.choice(words).strip(".,:;!?'\"()")
+        letters = "abcdefghijklmnopqrstuvwxyz" if rng.random() < 0.5 else "0123456789"
+        return "".join(rng.choices(letters, k=rng.randint(1, 3 if letters[0] == "0" else 8)))
+
+    return act
+
+
+def text_of(observation: Observation) -> str:
+    """Return an observation as one text."""
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(message["content"] for message in observation)
+
+
+def difference(one: Step, two: Step) -> str | None:
+    """Return in what two steps differ, with both sides; None when in nothing."""
+    for name, a, b in zip(Step._fields, one, two, strict=True):
+        if plain(a) != plain(b):
+            return f"{name} {_short(a)} against {_short(b)}"
+    return None
+
+
+def first_difference(one: Sequence[Step], two: Sequence[Step]) -> str | None:
+    """Return where two episodes part and in what; None when they are alike."""
+    for turn, (a, b) in enumerate(zip(one, two, strict=False)):
+        found = difference(a, b)
+        if found:
+            return f"turn {turn}: {found}"
+    return None if len(one) == len(two) else f"{len(one) - 1} turns, then {len(two) - 1}"
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON has it; what has no order is sorted, what has an address loses it."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted((plain(inner) for inner in value), key=repr)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def checked_reset(answer: object) -> Step:
+    """Return the answer of ``reset``, after a look at its form."""
+    expect(
+        isinstance(answer, tuple) and len(answer) == 2,
+        f"reset returned {_kind(answer)}, not (observation, info)",
+    )
+    observation, info = cast("tuple[Any, Any]", answer)
+    expect_observation("reset", observation)
+    _expect_info("reset", info)
+    return Step(observation, 0.0, False, False, info)
+
+
+def checked_step(answer: object) -> Step:
+    """Return the answer of ``step``, after a look at its form."""
+    expect(
+        isinstance(answer, tuple) and len(answer) == 5,
+        f"step returned {_kind(answer)}, not (observation, reward, terminated, truncated, info)",
+    )
+    observation, reward, terminated, truncated, info = cast("tuple[Any, ...]", answer)
+    expect_observation("step", observation)
+    is_number = isinstance(reward, int | float | np.number) and not isinstance(reward, bool)
+    expect(is_number, f"step's reward is {_kind(reward)}, not a number")
+    expect(math.isfinite(reward), f"step's reward is {reward}")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        expect(isinstance(flag, bool | np.bool_), f"step's {name} is {_kind(flag)}, not a bool")
+    _expect_info("step", info)
+    return Step(observation, float(reward), bool(terminated), bool(truncated), info)
+
+
+def expect_observation(call: str, observation: object) -> None:
+    """Fail unless an observation is text or a list of messages."""
+    expect(
+        observation in Text() or (observation in Messages() and observation),
+        f"{call}'s observation is {_kind(observation)}, neither text nor a list of messages",
+    )
+
+
+def _expect_info(call: str, info: object) -> None:
+    expect(isinstance(info, dict), f"{call}'s info is {_kind(info)}, not a dict")
+    assert isinstance(info, dict)
+    success = info.get("success")
+    expect(
+        success is None or isinstance(success, bool | np.bool_), f"{call}: success is {success!r}"
+    )
+    actions = info.get("available_actions", [])
+    is_texts = isinstance(actions, list | tuple) and all(isinstance(a, str) for a in actions)
+    expect(is_texts, f"{call}: available_actions is not a list of strings")
+    components = info.get("reward_components", {})
+    expect(isinstance(components, dict), f"{call}: reward_components is not a dict")
+    for name, value in components.items():
+        is_finite = isinstance(value, int | float | np.number) and math.isfinite(value)
+        expect(is_finite, f"{call}: reward_components[{name!r}] is {value!r}")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple | list | str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r}"[:60]
+
+
+def _short(value: object) -> str:
+    text = repr(plain(value))
+    return text if len(text) <= 60 else text[:57] + "..."

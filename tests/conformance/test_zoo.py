@@ -1,0 +1,349 @@
+"""Every check can fail: for each there is a plugin that breaks its rule, and no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zoo
+
+from rollart_core.check import check, offline
+from rollart_core.check.catalogue import ENVIRONMENT_RUNTIME, ENVIRONMENT_SEMANTIC, PARTS, STATIC
+from rollart_core.check.process import environ
+from rollart_core.check.report import Report
+from rollart_core.contracts.env import Timeouts
+from rollart_core.plugins import using
+from rollart_core.testing import Outcome, check_env
+from rollart_core.testing.env_checks import CHECKS
+
+
+@pytest.fixture(autouse=True)
+def swept():
+    """Take away what leaky environments leave behind."""
+    yield
+    zoo.sweep()
+
+
+def ended(results, outcome):
+    return [r.name for r in results if r.outcome is outcome]
+
+
+# --- In one process -----------------------------------------------------------------------------
+
+BROKEN: list[tuple[type, str, dict[str, object]]] = [
+    (zoo.CannotBeMade, "make", {}),
+    (zoo.BareReset, "reset", {}),
+    (zoo.NumberObservation, "reset", {}),
+    (zoo.FourTuple, "step", {}),
+    (zoo.TextReward, "step", {}),
+    (zoo.IntFlags, "step", {}),
+    (zoo.NoTasks, "tasks", {}),
+    (zoo.LacksASplit, "tasks", {}),
+    (zoo.Numbered, "same_seed_same_episode", {}),
+    (zoo.ForgetsToReset, "reset_in_the_middle", {}),
+    (zoo.NeverSeeds, "gymnasium_check_env", {}),
+    (zoo.SeedsTheWorld, "global_random_state", {}),
+    (zoo.OneForAll, "interleaved_instances", {}),
+    (zoo.AsyncDiffers, "async_agrees", {}),
+    (zoo.NoCorpus, "corpus", {}),
+    (zoo.LeavesThreads, "nothing_left_open", {}),
+    (zoo.LeavesFiles, "nothing_left_open", {}),
+    (zoo.SlowOnce, "within_timeouts", {"timeouts": Timeouts(step_s=0.2)}),
+    (zoo.ClosesOnce, "close_twice", {}),
+    (zoo.PoorOracle, "oracle_reaches_the_top", {}),
+    (zoo.PaysIdlers, "noop_stays_at_the_floor", {}),
+    (zoo.PaysAnyone, "random_stays_below_the_oracle", {}),
+    (zoo.PaysOnce, "same_verdict_twice", {}),
+    (zoo.TellsTheErring, "secrets_are_hidden", {}),
+    (zoo.AnswersInInfo, "secrets_are_hidden", {}),
+    (zoo.Fragile, "malformed_actions", {}),
+    (zoo.Fines, "reward_in_range", {}),
+]
+
+
+def test_the_good_one_passes_every_check_of_check_env():
+    results = check_env(zoo.Good, spec=zoo.env_spec("Good"))
+    assert ended(results, Outcome.PASS) == list(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "said"), BROKEN, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_exactly_that_check_fails(broken, name, said):
+    results = check_env(broken, spec=zoo.env_spec(broken.__name__, **said))
+    assert ended(results, Outcome.FAIL) == [name], results
+
+
+def test_left_processes_are_found():
+    results = check_env(zoo.LeavesProcesses, only=["nothing_left_open"])
+    assert "5 processes more" in results[0].reason
+
+
+# --- In several processes -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The zoo, registered as a plugin under development is."""
+    monkeypatch.setenv("ROLLART_PLUGINS", "zoo")
+    with using({}):
+        yield
+
+
+def checked(name: str, *only: str) -> tuple[Report, list[str]]:
+    report = check(f"zoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=100)
+    return report, ended(report.results, Outcome.FAIL)
+
+
+def reason(report: Report, name: str) -> str:
+    return next(r.reason for r in report.results if r.name == name)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_order_of_a_set_is_found():
+    report, failed = checked("HashOrder", "runtime")
+    assert failed == ["fresh_processes_agree"]
+    assert "turn 0: observation" in reason(report, "fresh_processes_agree")
+    assert not report.passed
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_hanging_step_is_ended_and_named():
+    report, failed = checked("Hangs")
+    assert failed == ["within_timeouts"]
+    assert reason(report, "within_timeouts") == "step did not return within 0.5 s (in step)"
+    assert reason(report, "corpus").startswith("not run: step did not return")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_crash_is_named_with_its_last_words():
+    report, failed = checked("Crashes")
+    assert failed == ["step"]
+    assert reason(report, "step") == "its process ended with code 3: out of order"
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_time_for_all_checks_is_a_limit():
+    report = check("zoo:HangsWhenMade", only=["runtime"], timeout_s=3)
+    assert ended(report.results, Outcome.FAIL) == ["make"]
+    assert "--timeout" in reason(report, "make")
+
+
+@pytest.mark.usefixtures("registered")
+def test_who_needs_the_network_is_found_and_who_needs_the_loopback_is_not():
+    if not offline.prefix()[0]:
+        pytest.skip(offline.prefix()[1])
+    assert checked("ServesItself", "works_offline")[1] == []
+    try:
+        zoo.CallsHome().reset()
+    except OSError:
+        pytest.skip("this machine has no network that could be turned off")
+    report, failed = checked("CallsHome", "works_offline", "fresh_processes_agree")
+    assert failed == ["works_offline"]
+    assert "unreachable" in reason(report, "works_offline")
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    code = (
+        "import json, sys, subprocess, os\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'rollart_core.check.child'],"
+        " stdin=subprocess.PIPE)\n"
+        "job = {'fd': 1, 'kind': 'environments', 'id': 'zoo:HangsWhenMade', 'options': {},"
+        f" 'watch': {str(tmp_path / 'watch')!r}, 'transcript': False, 'checks': ['make']}}\n"
+        "child.stdin.write(json.dumps(job).encode() + b'\\n'); child.stdin.flush()\n"
+        "os.close(1); os._exit(0)\n"
+    )
+    (tmp_path / "watch").write_bytes(bytes(64))
+    # stdout ends when both have: were the child to stay, this would time out.
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ([]),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+
+
+# --- Packages -----------------------------------------------------------------------------------
+
+ENV_SOURCE = """
+    from zoo import Good
+
+    class Sums(Good):
+        '''Two sums.'''
+"""
+HOOKS = """
+    from rollart_core.hookspecs import hookimpl
+    from rollart_core.manifest import specs
+
+    @hookimpl
+    def rollart_environments():
+        return specs(__package__, "environments")
+"""
+MANIFEST = """
+    contract_version: 1
+    licence: MIT
+    environments:
+      - id: acme/Sums-v1
+        entry_point: acme_sums.env:Sums
+        summary: Two sums.
+"""
+PYPROJECT = """
+    [project]
+    name = "acme-sums"
+    version = "0.3"
+    license = "MIT"
+    dependencies = ["rollart>=0.1"]
+
+    [project.entry-points.rollart]
+    acme-sums = "acme_sums.plugin"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project folder that passes, its package in src."""
+    folder = tmp_path / "acme-sums"
+    files = {
+        "pyproject.toml": PYPROJECT,
+        "LICENSE": "MIT License\n",
+        "src/acme_sums/__init__.py": "",
+        "src/acme_sums/env.py": ENV_SOURCE,
+        "src/acme_sums/plugin.py": HOOKS,
+        "src/acme_sums/rollart.yaml": MANIFEST,
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+    return folder
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(project: Path) -> None:
+        path = project / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return change
+
+
+PLUGIN, YAML = "src/acme_sums/plugin.py", "src/acme_sums/rollart.yaml"
+FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
+    (
+        "contract_version",
+        edit(YAML, "contract_version: 1", "contract_version: 99"),
+        "acme_sums/rollart.yaml speaks contract version 99, this RollArt speaks 1",
+    ),
+    ("manifest", lambda project: (project / YAML).unlink(), "no rollart.yaml in package"),
+    ("manifest", edit(YAML, "summary:", "sumary:"), "Did you mean 'summary'"),
+    (
+        "manifest_agrees",
+        edit(
+            PLUGIN,
+            'specs(__package__, "environments")',
+            '[__import__("dataclasses").replace(s, max_turns=3)'
+            ' for s in specs(__package__, "environments")]',
+        ),
+        "acme/Sums-v1: max_turns differ between rollart.yaml and the hook",
+    ),
+    (
+        "entry_point",
+        edit(PLUGIN, 'specs(__package__, "environments")', "[]"),
+        "its hooks return nothing",
+    ),
+    ("entry_point", edit("pyproject.toml", "rollart]", "rolart]"), "no entry point in group"),
+    ("entry_point", edit(PLUGIN, "import specs", "import specks"), "cannot import acme_sums"),
+    ("entry_point", edit(PLUGIN, "rollart_env", "rollart_enw"), "there is no hook"),
+    ("pins", edit("pyproject.toml", "rollart>=0.1", "rollart"), "rollart has no version"),
+    (
+        "pins",
+        edit("pyproject.toml", "rollart>=0.1", "rollart @ https://example.org/rollart.whl"),
+        "rollart is a direct URL",
+    ),
+    (
+        "lazy_import",
+        edit(PLUGIN, "\nfrom rollart_core.ma", "\nimport acme_sums.env\nfrom rollart_core.ma"),
+        "imports acme_sums.env",
+    ),
+    (
+        "lazy_import",
+        edit(PLUGIN, "from rollart_core.manifest", "import matplotlib\nfrom rollart_core.manifest"),
+        "imports matplotlib",
+    ),
+    (
+        "import_time",
+        edit(
+            PLUGIN,
+            "@hookimpl",
+            "import time\nend = time.process_time() + 0.5\n"
+            "while time.process_time() < end: pass\n@hookimpl",
+        ),
+        "s of CPU, over 0.3 s",
+    ),
+    ("licence", edit("pyproject.toml", 'license = "MIT"', ""), "names no licence"),
+    ("licence", edit(YAML, "MIT", "Apache-2.0"), "the metadata says MIT"),
+    ("licence", edit(YAML, "MIT", "as you like"), "no SPDX expression"),
+    ("licence", lambda project: (project / "LICENSE").unlink(), "no LICENSE file"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "why"), FLAWED, ids=[name for name, *_ in FLAWED])
+def test_exactly_that_static_check_fails(project, name, change, why):
+    change(project)
+    report = check(str(project), only=["static"])
+    assert ended(report.results, Outcome.FAIL) == [name], report.results
+    assert why in reason(report, name)
+    assert not report.passed
+
+
+def wheel_of(project: Path) -> Path:
+    """Return a wheel of the project, as a build backend would write it."""
+    wheel = project.parent / "acme_sums-0.3-py3-none-any.whl"
+    info = "acme_sums-0.3.dist-info"
+    metadata = """\
+        Metadata-Version: 2.4
+        Name: acme-sums
+        Version: 0.3
+        License-Expression: MIT
+        License-File: LICENSE
+        Requires-Dist: rollart>=0.1
+
+    """
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted((project / "src").rglob("*.*")):
+            archive.write(path, str(path.relative_to(project / "src")))
+        archive.writestr(f"{info}/METADATA", textwrap.dedent(metadata))
+        archive.writestr(f"{info}/entry_points.txt", "[rollart]\nacme-sums = acme_sums.plugin\n")
+        archive.write(project / "LICENSE", f"{info}/licenses/LICENSE")
+    return wheel
+
+
+def test_a_project_and_its_wheel_pass_without_being_installed(project):
+    of_folder = check(str(project))
+    wheel = wheel_of(project)
+    shutil.rmtree(project)
+    of_wheel = check(str(wheel))
+    for report in (of_folder, of_wheel):
+        assert report.passed, report.results
+        assert (report.subject, report.version) == ("acme-sums", "0.3")
+        assert report.counts["FAIL"] == 0
+        names = [r.name for r in report.results]
+        assert names == [*STATIC, *ENVIRONMENT_RUNTIME, *ENVIRONMENT_SEMANTIC]
+        allowed = {"works_offline"} if not offline.prefix()[0] else set()
+        assert {*ended(report.results, Outcome.SKIP)} <= allowed
+    assert json.loads(json.dumps(of_wheel.to_json())) == of_wheel.to_json()
+
+
+def test_there_is_a_broken_one_for_every_check():
+    elsewhere = {"fresh_processes_agree", "works_offline"}
+    shown = {name for _, name, _ in BROKEN} | {name for name, *_ in FLAWED} | elsewhere
+    every = {*STATIC, *(n for names in PARTS["environments"].values() for n in names)}
+    assert shown == every

@@ -1,0 +1,100 @@
+"""The verdict of a check, what may be asked of it, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of
+from rollart_core.check.environment import FRESH, OFFLINE
+from rollart_core.check.parts import PART_CHECKS
+from rollart_core.check.report import Report, Result
+from rollart_core.check.static import CHECKS as STATIC_CHECKS
+from rollart_core.check.target import open_target
+from rollart_core.check.transcript import parting
+from rollart_core.errors import UserError
+from rollart_core.testing import Outcome
+from rollart_core.testing.env_checks import CHECKS, NEEDS
+
+PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
+
+
+def report(*outcomes: tuple[str, Outcome]) -> Report:
+    return Report("x", "1", [Result(of, "runtime", "make", outcome) for of, outcome in outcomes])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "passed"),
+    [
+        ([("a", PASS)], True),
+        ([("a", PASS), ("a", SKIP)], True),
+        ([("a", PASS), ("b", PASS)], True),
+        ([], False),
+        ([("a", SKIP)], False),
+        ([("a", PASS), ("a", FAIL)], False),
+        ([("a", PASS), ("b", SKIP)], False),
+    ],
+)
+def test_a_skip_is_no_pass(outcomes, passed):
+    assert report(*outcomes).passed is passed
+
+
+def test_a_report_in_json():
+    assert report(("a", PASS), ("a", SKIP)).to_json() == {
+        "subject": "x",
+        "version": "1",
+        "passed": True,
+        "counts": {"PASS": 1, "FAIL": 0, "SKIP": 1},
+        "results": [
+            {"id": "a", "group": "runtime", "name": "make", "outcome": "PASS", "reason": ""},
+            {"id": "a", "group": "runtime", "name": "make", "outcome": "SKIP", "reason": ""},
+        ],
+    }
+
+
+def test_the_catalogue_names_every_check():
+    groups = PARTS["environments"]
+    assert {*groups["runtime"], *groups["semantic"]} == {*CHECKS, FRESH, OFFLINE}
+    assert tuple(STATIC_CHECKS) == STATIC
+    assert {*PARTS} == {"environments", *PART_CHECKS}
+    order = list(CHECKS)
+    for name, needed in NEEDS.items():
+        assert all(order.index(other) < order.index(name) for other in needed), name
+
+
+def test_only_takes_groups_and_names():
+    assert checked_only(["static,make", " reset "]) == ("static", "make", "reset")
+    assert checks_of("rewards", ["semantic", "make"]) == [
+        ("runtime", "make"),
+        ("semantic", "score"),
+        ("semantic", "same_request_same_score"),
+    ]
+    with pytest.raises(UserError, match="Did you mean 'semantic'"):
+        checked_only(["semantics"])
+
+
+def test_what_is_no_target_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("no wheel")
+    (tmp_path / "acme-1-py3-none-any.whl").write_text("no zip")
+    for given, why in {
+        "frozenlak": "Did you mean 'frozenlake'",
+        str(tmp_path): "holds no pyproject.toml",
+        str(tmp_path / "notes.txt"): "an id, a project folder or a wheel",
+        str(tmp_path / "acme-1-py3-none-any.whl"): "cannot be read as a wheel",
+        str(tmp_path / "missing-1-py3-none-any.whl"): "no such file",
+    }.items():
+        with pytest.raises(UserError, match=why):
+            open_target(given, tmp_path / "scratch")
+
+
+def test_an_alias_is_filed_under_its_id(tmp_path):
+    target = open_target("frozenlake", tmp_path)
+    assert target.ids == [("environments", "toy/FrozenLake-v1")]
+    assert target.is_core
+
+
+def test_transcripts_part_where_they_differ():
+    one = [{"what": "a", "steps": [{"observation": "1"}, {"observation": "2"}]}]
+    two = [{"what": "a", "steps": [{"observation": "1"}, {"observation": "3"}]}]
+    assert parting(one, one) is None
+    assert parting(one, two) == "a, turn 1: observation 2 against 3"
+    assert parting(one, [{"what": "a", "steps": one[0]["steps"][:1]}])
