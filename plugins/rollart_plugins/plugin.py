@@ -128,7 +128,6 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
             config="rollart_plugins.adapters.skyrl_gym:SkyrlGymOptions",
             summary="skyrl-gym's environments, over rows in SkyRL's dataset form.",
             package="skyrl-gym",
-            examples=("gsm8k", "aime", "lcb"),
         ),
         EnvAdapterSpec(
             id="rollart/TextArena-v1",
@@ -138,5 +137,13 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
             summary="TextArena's games for one player.",
             package="textarena",
             examples=("GuessTheNumber-v0", "FrozenLake-v0-random", "TowerOfHanoi-v0"),
+        ),
+        EnvAdapterSpec(
+            id="rollart/OpenEnv-v1",
+            alias="openenv",
+            entry_point="rollart_plugins.adapters.openenv:OpenEnvAdapter",
+            config="rollart_plugins.adapters.openenv:OpenEnvOptions",
+            summary="Sessions of a running OpenEnv server, over its WebSocket.",
+            package="aiohttp",
         ),
     ]

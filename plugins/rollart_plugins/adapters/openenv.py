@@ -1,0 +1,243 @@
+"""The adapter of OpenEnv: a client of a running server, one WebSocket session an environment.
+
+The server is named by the option ``base_url``, or by the id itself (``openenv::http://host:8000``);
+any other id is only a name for it. What the policy writes becomes one field of the server's action,
+and one field of its observation, or a template over several, is what the policy reads; without
+options both are found in the JSON schemas that the server publishes.
+
+Takes: a URL and options. Gives: environments whose ``areset`` and ``astep`` wait without a thread.
+Never: starts a server, or imports OpenEnv.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import gymnasium
+from pydantic import Field, field_validator
+
+from rollart_core.contracts.adapter import EnvAdapter
+from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
+from rollart_core.errors import EnvironmentFailure, PluginError
+from rollart_core.spaces import Text
+from rollart_core.types import Observation
+from rollart_plugins.adapters.base import DEFAULT_SPLITS, UNKNOWN_RANGE, AdapterOptions
+from rollart_plugins.adapters.openenv_client import Client, InvalidAction, Server, fetch
+from rollart_plugins.adapters.openenv_text import Mapper, new_mapper
+
+Seconds = Annotated[float, Field(gt=0)]
+_Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+
+class OpenEnvOptions(AdapterOptions):
+    """Options of ``openenv::NAME``."""
+
+    base_url: str | None = None
+    """Where the server listens, such as `http://127.0.0.1:8000`. none: the id is the URL."""
+    action_field: str | None = None
+    """Field of the server's action that gets what the policy writes, turned into the number or
+    truth value its schema asks for. none: the only one that its schema requires."""
+    action: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every action, as they are."""
+    action_json: bool = False
+    """What the policy writes is the action itself, a JSON object."""
+    observation: str | None = None
+    """Field of the server's observation that the policy reads (`a.b` for one inside another), or a
+    template such as `{board} ({moves} moves left)`. none: its only field of text, else all of it
+    as JSON."""
+    reset: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the server's reset."""
+    token_env: str | None = None
+    """Environment variable with the bearer token that the server asks for."""
+    connect_s: Seconds = 10.0
+    """For a connection."""
+    message_s: Seconds = 60.0
+    """For the answer to one reset or step."""
+    deterministic: bool = False
+    """The server gives the same episode for the same seed and actions."""
+    errors_end: bool = True
+    """What the server's own code raises fails the episode (and a run tries it again); false: the
+    policy reads it as an observation, as it reads that an action was not valid."""
+
+    @field_validator("python")
+    @classmethod
+    def _elsewhere(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("OpenEnv runs in its own server: base_url says where")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} does not begin with http:// or https://")
+        return None if value is None else value.rstrip("/")
+
+
+class OpenEnvAdapter(EnvAdapter):
+    """Environments behind OpenEnv's WebSocket protocol."""
+
+    package: ClassVar[str] = "aiohttp"
+
+    def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
+        """Make a client; its session begins with the first reset.
+
+        Raises:
+            UserError: When the server is down, or an option does not fit its schemas.
+        """
+        chosen = OpenEnvOptions(**options)
+        server = _server(env_id, chosen)
+        mapper = new_mapper(_schemas(server), chosen.model_dump())
+        return OpenEnvEnv(server, mapper, chosen)
+
+    def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
+        """Say what the server says of itself, and what the options say.
+
+        Raises:
+            UserError: As :meth:`make`.
+        """
+        chosen = OpenEnvOptions(**options)
+        server = _server(env_id, chosen)
+        new_mapper(_schemas(server), chosen.model_dump())
+        said = fetch(server, "/metadata", missing={})
+        scale = chosen.reward_scale
+        return EnvSpec(
+            id=env_id,
+            entry_point=f"{__name__}:OpenEnvAdapter",
+            summary=str(said.get("description") or said.get("name") or ""),
+            splits=tuple(chosen.splits or DEFAULT_SPLITS),
+            reward_range=chosen.reward_range
+            or (UNKNOWN_RANGE[0] * scale, UNKNOWN_RANGE[1] * scale),
+            deterministic=chosen.deterministic,
+            max_turns=chosen.max_turns or 10,
+            timeouts=Timeouts(chosen.connect_s + chosen.message_s, chosen.message_s),
+            network=True,
+        )
+
+
+class OpenEnvEnv(gymnasium.Env[Observation, str]):
+    """One session of a server."""
+
+    def __init__(self, server: Server, mapper: Mapper, chosen: OpenEnvOptions) -> None:
+        self.observation_space: Any = Text()
+        self.action_space = Text()
+        self._client = Client(server)
+        self._mapper, self._chosen = mapper, chosen
+        most = chosen.num_tasks or float("inf")
+        ranges = chosen.splits or DEFAULT_SPLITS
+        self._splits = {n: (a, int(min(b, a + most))) for n, (a, b) in ranges.items()}
+        self._turn, self._over = 0, True
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks (seeds) a split has."""
+        first, end = self._range(split)
+        return end - first
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        return self._began(self._client.call(*self._reset_message(seed, options)))
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin a task, waiting on the server without a thread."""
+        return self._began(await self._client.acall(*self._reset_message(seed, options)))
+
+    def step(self, action: str) -> _Step:
+        """Act."""
+        try:
+            return self._stepped(self._client.call("step", self._payload(action)))
+        except InvalidAction as e:
+            return self._refused(e)
+
+    async def astep(self, action: str) -> _Step:
+        """Act, waiting on the server without a thread."""
+        try:
+            return self._stepped(await self._client.acall("step", self._payload(action)))
+        except InvalidAction as e:
+            return self._refused(e)
+
+    def close(self) -> None:
+        """End the session."""
+        self._over = True
+        self._client.close()
+
+    def _range(self, split: str) -> tuple[int, int]:
+        if split not in self._splits:
+            raise ValueError(f"no split {split!r}: there are {', '.join(self._splits)}")
+        return self._splits[split]
+
+    def _reset_message(
+        self, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        options = options or {}
+        first, end = self._range(str(options.get("split") or next(iter(self._splits))))
+        index = options.get("task")
+        if index is None:
+            index = int(self.np_random.integers(end - first))
+        if not 0 <= index < end - first:
+            raise ValueError(f"task {index} is not in the split: 0 to {end - first - 1}")
+        self._over = True
+        return "reset", {**self._chosen.reset, "seed": first + index}
+
+    def _began(self, answer: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
+        if answer.get("done"):
+            raise EnvironmentFailure("the server's reset says that the episode is over")
+        self._turn, self._over = 0, False
+        text = self._mapper.observation(answer)
+        prompt = self._chosen.prompt or ""
+        if "{observation}" in prompt:
+            return prompt.replace("{observation}", text), {}
+        return f"{prompt}\n\n{text}" if prompt else text, {}
+
+    def _payload(self, action: str) -> dict[str, Any]:
+        if self._over:
+            raise RuntimeError("the episode is over: call reset() first")
+        return self._mapper.action(action)
+
+    def _stepped(self, answer: Mapping[str, Any]) -> _Step:
+        reward = float(answer.get("reward") or 0.0) * self._chosen.reward_scale
+        done = bool(answer.get("done"))
+        text = self._mapper.observation(answer)
+        return (text, reward, *self._ends(done), {"metadata": answer.get("metadata") or {}})
+
+    def _refused(self, error: InvalidAction) -> _Step:
+        if error.raised and self._chosen.errors_end:
+            raise EnvironmentFailure(f"the server's step: {error}") from error
+        return (str(error), 0.0, *self._ends(False), {"invalid_action": True})
+
+    def _ends(self, done: bool) -> tuple[bool, bool]:
+        self._turn += 1
+        most = self._chosen.max_turns
+        truncated = not done and most is not None and self._turn >= most
+        self._over = done or truncated
+        return done, truncated
+
+
+def _server(env_id: str, chosen: OpenEnvOptions) -> Server:
+    is_url = env_id.startswith(("http://", "https://"))
+    url = chosen.base_url or (env_id.rstrip("/") if is_url else None)
+    if url is None:
+        raise PluginError(
+            f"openenv::{env_id} does not say where its server is: set base_url "
+            "(http://127.0.0.1:8000), or make the URL the id: openenv::http://127.0.0.1:8000"
+        )
+    headers: dict[str, str] = {}
+    if chosen.token_env is not None:
+        token = os.environ.get(chosen.token_env)
+        if not token:
+            raise PluginError(f"token_env: the environment variable {chosen.token_env} is not set")
+        headers["Authorization"] = f"Bearer {token}"
+    return Server(url, headers, chosen.connect_s, chosen.message_s)
+
+
+def _schemas(server: Server) -> Mapping[str, Any]:
+    said = fetch(server, "/schema")
+    if not isinstance(said, Mapping) or "action" not in said:
+        raise PluginError(f"{server.url} answers, but not as an OpenEnv server: no /schema")
+    return said
