@@ -52,8 +52,9 @@ class Sum:
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         rng = random.Random(seed)
-        self.answer = str(rng.randrange(1000, 9000))
-        return f"What is 0 + {self.answer}?", {"answer": self.answer}
+        one, other = rng.randrange(1000, 5000), rng.randrange(1000, 5000)
+        self.answer = str(one + other)
+        return f"What is {one} + {other}?", {"answer": self.answer}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         right = action.strip() == self.answer
