@@ -123,6 +123,8 @@ def _of_plugin(
     wanted_checks = checks_of(kind, only)
     if kind not in PARTS:
         reason = f"{plugin_id}: there are no checks for {kind}"
+        if kind == "env_adapters":
+            reason += "; check one of its environments, ADAPTER::FOREIGN_ID"
         yield Result(target.static_id, "runtime", "make", Outcome.SKIP, reason)
         return
     names = [name for _, name in wanted_checks]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rollart_core import registry
+from rollart_core.check.parts import PART_CHECKS, check_part
 from rollart_core.contracts.adapter import EnvAdapter, EnvAdapterSpec
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.hardware import HardwareMapper
@@ -22,21 +22,7 @@ from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
 from rollart_core.plugins import KINDS, plugins
-from rollart_core.testing import (
-    CheckResult,
-    FakeReward,
-    Outcome,
-    assert_checks,
-    check_algorithm,
-    check_env,
-    check_inference_engine,
-    check_mapper,
-    check_reward,
-    check_reward_backend,
-    check_sandbox,
-    check_tracker,
-    check_weight_channel,
-)
+from rollart_core.testing import CheckResult, Outcome, assert_checks, check_env
 
 BASES: dict[str, tuple[type, ...]] = {
     "rewards": (Reward, GroupReward),
@@ -49,78 +35,6 @@ BASES: dict[str, tuple[type, ...]] = {
     "trackers": (Tracker,),
     "env_adapters": (EnvAdapter,),
 }
-TINY = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.15,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
-
-def check_one_env(env_id: str, folder: Path) -> list[CheckResult]:
-    return check_env(partial(registry.make, env_id), spec=registry.env_spec(env_id))
-
-
-def check_one_reward(reward_id: str, folder: Path) -> list[CheckResult]:
-    spec = registry.spec("rewards", reward_id)
-    return check_reward(registry.build("rewards", reward_id), reward_range=spec.reward_range)
-
-
-def check_one_algorithm(algorithm_id: str, folder: Path) -> list[CheckResult]:
-    return check_algorithm(registry.build("algorithms", algorithm_id))
-
-
-def check_one_mapper(mapper_id: str, folder: Path) -> list[CheckResult]:
-    return check_mapper(registry.build("hardware_mappers", mapper_id))
-
-
-def check_one_engine(engine_id: str, folder: Path) -> list[CheckResult]:
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**TINY))
-    model.save_pretrained(folder / "model")
-    return check_inference_engine(
-        lambda: registry.build(
-            "inference_engines",
-            engine_id,
-            model_path=str(folder / "model"),
-            device="cpu",
-            max_context_tokens=128,
-        )
-    )
-
-
-def check_one_sandbox(sandbox_id: str, folder: Path) -> list[CheckResult]:
-    return check_sandbox(lambda: registry.build("sandboxes", sandbox_id))
-
-
-def check_one_backend(backend_id: str, folder: Path) -> list[CheckResult]:
-    context = {"reward": FakeReward(), "reward_range": (0.0, 1.0), "timeout_s": 30.0}
-    return check_reward_backend(lambda: registry.build("reward_backends", backend_id, **context))
-
-
-def check_one_channel(channel_id: str, folder: Path) -> list[CheckResult]:
-    location = str(folder / "channel")
-    return check_weight_channel(
-        lambda: registry.build("weight_channels", channel_id, {"keep": 2}, location=location)
-    )
-
-
-def check_one_tracker(tracker_id: str, folder: Path) -> list[CheckResult]:
-    return check_tracker(lambda: registry.build("trackers", tracker_id), folder)
-
-
 NO_EXAMPLES = {
     "openenv": "it needs a running server: tests/adapters/test_real_openenv.py",
     "roll-gem": "it adapts classes, not a package",
@@ -129,7 +43,7 @@ NO_EXAMPLES = {
 """Adapters without an id that can be tried alone, and where they are tried."""
 
 
-def check_one_adapter(adapter_id: str, folder: Path) -> list[CheckResult]:
+def check_one_adapter(adapter_id: str) -> list[CheckResult]:
     """Check the first of its examples; where the foreign package is missing, that it says so."""
     spec = registry.spec("env_adapters", adapter_id)
     assert isinstance(spec, EnvAdapterSpec)
@@ -146,18 +60,15 @@ def check_one_adapter(adapter_id: str, folder: Path) -> list[CheckResult]:
     return check_env(partial(registry.make, env_id), spec=said, num_tasks=1)
 
 
-CHECKS: dict[str, Callable[[str, Path], list[CheckResult]]] = {
-    "environments": check_one_env,
-    "rewards": check_one_reward,
-    "algorithms": check_one_algorithm,
-    "hardware_mappers": check_one_mapper,
-    "inference_engines": check_one_engine,
-    "sandboxes": check_one_sandbox,
-    "reward_backends": check_one_backend,
-    "weight_channels": check_one_channel,
-    "trackers": check_one_tracker,
-    "env_adapters": check_one_adapter,
-}
+def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
+    """Run what one process can check; `rollart check` adds what needs several."""
+    if kind == "environments":
+        return check_env(plugin_id)
+    if kind == "env_adapters":
+        return check_one_adapter(plugin_id)
+    return check_part(kind, plugin_id, folder)
+
+
 NO_CHECK = {"commands"}
 """Kinds that have no registered member yet; whoever registers the first one writes its check."""
 
@@ -166,7 +77,7 @@ EACH = pytest.mark.parametrize(("kind", "plugin_id"), REGISTERED)
 
 
 def test_there_is_a_check_for_every_kind_that_has_members():
-    assert set(CHECKS) | NO_CHECK == set(KINDS)
+    assert {"environments", "env_adapters", *PART_CHECKS} | NO_CHECK == set(KINDS)
     assert not NO_CHECK & {kind for kind, _ in REGISTERED}
     assert len(REGISTERED) >= 10
 
@@ -178,7 +89,7 @@ def test_no_built_in_is_broken():
 
 @EACH
 def test_keeps_its_contract(kind, plugin_id, tmp_path):
-    assert_checks(CHECKS[kind](plugin_id, tmp_path))
+    assert_checks(check_one(kind, plugin_id, tmp_path))
 
 
 @EACH
