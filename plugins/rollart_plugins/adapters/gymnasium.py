@@ -20,6 +20,10 @@ class GymnasiumOptions(AdapterOptions):
     observation: Literal["auto", "ansi", "value"] = "auto"
     """`ansi`: as it draws itself; `value`: the observation's numbers; `auto`: words for Taxi and
     Blackjack, else a drawing where there is one, else the value."""
+    reward: Literal["native", "relative"] = "native"
+    """`relative`: 0 until the end, and then the share of what could be won from this start: 1 for
+    the best return, 0 for as little as never finishing gives. Needs a transition table without
+    chance."""
     invalid_penalty: Annotated[float, Field(ge=0)] | None = None
     """Taken off the reward for what is no action; the environment waits. none: as much as its worst
     step costs, where a transition table tells, else 1."""

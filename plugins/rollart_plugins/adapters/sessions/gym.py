@@ -65,20 +65,23 @@ class Session:
         self._table = table if table is not None and table.deterministic else None
         self.offers = ("oracle",) if self._table is not None else ()
         self._state: Any = None
+        self._relative = _Relative(table, self.max_turns) if _is_relative(options) else None
 
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
         self._state, info = self._env.reset(seed=seed)
+        if self._relative is not None:
+            self._relative.begin(int(self._state))
         return self._page(self._state), self._info(info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Act; what is no action costs the penalty, and the environment waits."""
-        chosen = self._actions.meant(action)
-        if chosen is None:
-            page = f"That is no action. {self._actions.told}\n{self._page(self._state)}"
-            return page, -self._penalty, False, False, self._info({}, invalid_action=True)
-        self._state, reward, terminated, truncated, info = self._env.step(chosen)
-        return self._page(self._state), float(reward), terminated, truncated, self._info(info)
+        page, reward, terminated, truncated, info = self._native_step(action)
+        if self._relative is not None:
+            reward, truncated = self._relative.earned(reward, terminated, truncated)
+            if terminated or truncated:
+                info["success"] = terminated and reward > 0
+        return page, reward, terminated, truncated, info
 
     def oracle(self) -> str | None:
         """Return the best action, by value iteration over the transition table."""
@@ -88,6 +91,14 @@ class Session:
     def close(self) -> None:
         """Close it."""
         self._env.close()
+
+    def _native_step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        chosen = self._actions.meant(action)
+        if chosen is None:
+            page = f"That is no action. {self._actions.told}\n{self._page(self._state)}"
+            return page, -self._penalty, False, False, self._info({}, invalid_action=True)
+        self._state, reward, terminated, truncated, info = self._env.step(chosen)
+        return self._page(self._state), float(reward), terminated, truncated, self._info(info)
 
     def _info(self, info: dict[str, Any], **more: Any) -> dict[str, Any]:
         names = {"available_actions": self._actions.names} if self._actions.names else {}
@@ -247,18 +258,60 @@ class Table:
             self._policy = (q + 1e-7 >= q.max(axis=1, keepdims=True)).argmax(axis=1)
         return self._policy
 
+    def best(self, turns: int, finishing: bool = True) -> Any:
+        """Return the greatest return from each state; or without ever finishing, where that can be."""
+        import numpy as np
+
+        seen = (self.chance > 0) & (finishing | ~self.done)
+        value = np.zeros(len(self.reward))
+        for _ in range(turns):
+            outcomes = self.reward + np.where(self.done, 0.0, value[self.after])
+            value = np.where(seen, outcomes, -np.inf).max(axis=(1, 2))
+        return np.where(np.isfinite(value), value, self.worst * turns)
+
     def returns(self, turns: int, penalty: float) -> tuple[float, float]:
         """Return the least and the greatest return of an episode of at most ``turns``."""
         import numpy as np
 
-        low = high = np.zeros(len(self.reward))
+        low = np.zeros(len(self.reward))
         seen = self.chance > 0
         for _ in range(turns):
             worst = self.reward + np.where(self.done, 0.0, low[self.after])
-            best = self.reward + np.where(self.done, 0.0, high[self.after])
             low = np.minimum(np.where(seen, worst, np.inf).min(axis=(1, 2)), low - penalty)
-            high = np.where(seen, best, -np.inf).max(axis=(1, 2))
-        return float(low[self.start].min()), float(high[self.start].max())
+        return float(low[self.start].min()), float(self.best(turns)[self.start].max())
+
+
+class _Relative:
+    """The return as a share of what could be won: 0 as never finishing, 1 as the best way."""
+
+    def __init__(self, table: Table | None, turns: int) -> None:
+        if table is None or not table.deterministic:
+            raise ValueError("reward: relative needs a transition table (P) without chance")
+        self._turns = turns
+        self._best = table.best(turns)
+        self._unfinished = table.best(turns, finishing=False)
+        self._start = self._turn = 0
+        self._total = 0.0
+
+    def begin(self, state: int) -> None:
+        """Start counting."""
+        self._start, self._turn, self._total = state, 0, 0.0
+
+    def earned(self, reward: float, terminated: bool, truncated: bool) -> tuple[float, bool]:
+        """Count a reward; return what is paid for it, and whether time is up."""
+        self._total += reward
+        self._turn += 1
+        truncated = truncated or (self._turn >= self._turns and not terminated)
+        if not (terminated or truncated):
+            return 0.0, False
+        low, high = float(self._unfinished[self._start]), float(self._best[self._start])
+        if self._total >= high:
+            return 1.0, truncated
+        return max(0.0, (self._total - low) / (high - low)) if high > low else 0.0, truncated
+
+
+def _is_relative(options: dict[str, Any]) -> bool:
+    return options.get("reward") == "relative"
 
 
 def _table(env_id: str, env: Any, options: dict[str, Any]) -> Table | None:
@@ -286,6 +339,9 @@ def _reward_range(
     env_id: str, env: Any, options: dict[str, Any], turns: int
 ) -> tuple[float, float] | None:
     table = _table(env_id, env, options)
+    if _is_relative(options):
+        _Relative(table, turns)
+        return 0.0, 1.0
     penalty = _penalty(env, table, options)
     if table is not None:
         return table.returns(turns, penalty)
