@@ -228,9 +228,10 @@ def load(
         module = getattr(target, "__name__", type(target).__name__)
         candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))
     _refuse_shared(candidates, "the entry-point name", _names)
+    manager = _new_manager()
     for candidate in candidates:
         if candidate.plugin.broken is None:
-            _examine(candidate)
+            manager = _examine(candidate, manager)
     for kind in KINDS:
         _refuse_shared(candidates, f"among {kind}, the id", partial(_keys, kind))
         _refuse_shared(candidates, f"among {kind}, the alias", partial(_aliases, kind))
@@ -268,16 +269,23 @@ def _new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def _examine(candidate: _Candidate) -> None:
-    """Check the hooks of one plugin on a manager of its own, then what its hooks return."""
-    manager = _new_manager()
+def _examine(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
+    """Check the hooks of one plugin, then what its hooks return.
+
+    Args:
+        candidate: The plugin.
+        manager: One that holds no plugin.
+
+    Returns:
+        A manager for the next plugin; making one takes longer than the check.
+    """
     try:
         manager.register(candidate.target, candidate.plugin.name)
     except pluggy.PluginValidationError as e:
         candidate.fail(
             f"a hook does not fit its specification: {first_line(str(e).splitlines()[-1])}"
         )
-        return
+        return _new_manager()  # that plugin is half registered on the old one
     known = [n for n in vars(hookspecs) if n.startswith("rollart_")]
     for name in sorted(n for n in dir(candidate.target) if n.startswith("rollart_")):
         member = getattr(candidate.target, name)
@@ -289,6 +297,8 @@ def _examine(candidate: _Candidate) -> None:
     for kind in KINDS:
         for impl in getattr(manager.hook, f"rollart_{kind}").get_hookimpls():
             _collect(candidate, kind, impl)
+    manager.unregister(candidate.target)
+    return manager
 
 
 def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:

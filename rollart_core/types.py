@@ -1,7 +1,8 @@
 """The records that travel through a run. They hold data and small facts about it, no behaviour.
 
-Takes: nothing but numpy and the standard library. Gives: the nouns of the vocabulary as frozen,
-slotted dataclasses. Never: imports another module of RollArt, torch, or does I/O.
+Takes: nothing but the standard library; arrays are numpy's, which only type checkers import here.
+Gives: the nouns of the vocabulary as frozen, slotted dataclasses. Never: imports another module of
+RollArt, torch, or does I/O.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # numpy takes a third of the time of a listing to import
+    import numpy as np
+    import numpy.typing as npt
 
-IntArray: TypeAlias = npt.NDArray[np.int32]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+IntArray: TypeAlias = "npt.NDArray[np.int32]"
+FloatArray: TypeAlias = "npt.NDArray[np.float32]"
+BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Message(TypedDict):

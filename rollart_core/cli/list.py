@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.output import print_columns, print_json
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError, did_you_mean
 from rollart_core.plugins import KINDS, Plugin, Registered, plugins
@@ -26,12 +26,12 @@ def list_plugins(
         return
     for k, registered in found.items():
         if registered:
-            print_table(k, ("id", "alias", "from", "what"), [_row(r) for r in registered])
+            print_columns(k, ("id", "alias", "from", "what"), [_row(r) for r in registered])
         elif kind is not None:
             typer.echo(f"No {k} are installed.")
     if loaded.broken:
         rows = [(p.name, f"{p.distribution} {p.version}", str(p.broken)) for p in loaded.broken]
-        print_table("broken", ("plugin", "from", "why"), rows)
+        print_columns("broken", ("plugin", "from", "why"), rows)
 
 
 def _kind(given: str) -> str:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_json(value: object) -> None:
@@ -22,6 +26,9 @@ def print_json(value: object) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.show_header = any(columns)
     for column in columns:
@@ -29,6 +36,24 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     stdout_console().print(table)
+
+
+def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a long list at once: in columns, the last one wrapped to the terminal's width.
+
+    Rich would take longer to draw a hundred lines than it takes to find what stands in them.
+    """
+    lines = [tuple(columns), *rows]
+    *widths, _ = (max(len(line[n]) for line in lines) for n in range(len(columns)))
+    indent = sum(widths) + 2 * len(widths) + 1
+    width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+    room = max(20, width - indent) if width else 10**6
+    typer.secho(title, bold=True)
+    for line in lines:
+        start = "".join(f"{cell:{n}}  " for cell, n in zip(line[:-1], widths, strict=True))
+        last = textwrap.wrap(line[-1], room) or [""]
+        typer.echo("\n".join([f" {start}{last[0]}", *(" " * indent + more for more in last[1:])]))
+    typer.echo()
 
 
 def plain(value: object) -> str:
@@ -44,6 +69,8 @@ def plain(value: object) -> str:
 
 def stdout_console() -> Console:
     """Return a console that takes texts as they are (no markup)."""
+    from rich.console import Console
+
     return Console(markup=False, highlight=False, soft_wrap=False)
 
 
