@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of
@@ -9,11 +11,19 @@ from rollart_core.check.environment import FRESH, OFFLINE
 from rollart_core.check.parts import PART_CHECKS
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import CHECKS as STATIC_CHECKS
+from rollart_core.check.static import MAX_IMPORT_S
 from rollart_core.check.target import open_target
 from rollart_core.check.transcript import parting
 from rollart_core.errors import UserError
 from rollart_core.testing import Outcome
 from rollart_core.testing.env_checks import CHECKS, NEEDS
+from rollart_core.testing.runtime_checks import NUM_INSTANCES
+from rollart_core.testing.semantic_checks import (
+    FLOOR_SLACK,
+    MIN_SECRET_CHARS,
+    NUM_RANDOM,
+    RANDOM_SHARE,
+)
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
 
@@ -98,3 +108,35 @@ def test_transcripts_part_where_they_differ():
     assert parting(one, one) is None
     assert parting(one, two) == "a, turn 1: observation 2 against 3"
     assert parting(one, [{"what": "a", "steps": one[0]["steps"][:1]}])
+
+
+def test_the_page_on_checks_has_a_heading_for_each(repo_root):
+    page = (repo_root / "docs/check.md").read_text(encoding="utf-8")
+    written: dict[str, list[str]] = {}
+    group = ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            group = line.removeprefix("## ")
+        if line.startswith("### "):
+            written.setdefault(group, []).append(line.strip("# `"))
+    assert written == {
+        "static": list(STATIC),
+        **{group: list(names) for group, names in PARTS["environments"].items()},
+    }
+    rows = dict(re.findall(r"^\| (\w+) \| (`.+`) \|$", page, flags=re.MULTILINE))
+    assert {kind: re.findall(r"`(\w+)`", names) for kind, names in rows.items()} == {
+        kind: [name for names in groups.values() for name in names]
+        for kind, groups in PARTS.items()
+        if kind != "environments"
+    }
+
+
+def test_the_page_on_checks_names_the_limits(repo_root):
+    page = (repo_root / "docs/check.md").read_text(encoding="utf-8")
+    for shown in (
+        f"at most {MAX_IMPORT_S:g} s of CPU",
+        f"at most {RANDOM_SHARE:.0%} of the\nway from the floor to the top, over {NUM_RANDOM}",
+        f"{NUM_INSTANCES} instances",
+    ):
+        assert shown in page
+    assert (FLOOR_SLACK, MIN_SECRET_CHARS) == (0.01, 4)
