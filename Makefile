@@ -30,7 +30,7 @@ ADAPTERS_PY := $(ADAPTERS_VENV)/bin/python
 ADAPTERS_STAMP := $(ADAPTERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check docs bench adapters wheelhouse
+.PHONY: help setup run test unit check docs bench adapters wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,8 +40,11 @@ setup: $(RUN_STAMP) ## Set up what running needs.
 run: $(RUN_STAMP) ## Run the main job: an agent learns to shop.
 	$(VENV)/bin/rollart run $(CONFIG) $(ARGS)
 
-test: $(DEV_STAMP) wheelhouse ## Run the tests (not the slow ones).
+test: $(DEV_STAMP) $(WHEELHOUSE)/.complete ## Run the tests (not the slow ones).
 	$(PY) -m pytest $(ARGS)
+
+unit: $(DEV_STAMP) ## Run the unit tests only: seconds.
+	$(PY) -m pytest -q tests/unit $(ARGS)
 
 check: $(DEV_STAMP) ## Lint, format and type checks.
 	$(VENV)/bin/ruff check .
@@ -58,7 +61,7 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 adapters: $(ADAPTERS_STAMP) ## Run the tests of the adapters on the packages they are for.
 	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
 
-wheelhouse: $(WHEELHOUSE)/.complete ## Fetch the wheels that the packaging tests install offline.
+wheelhouse: $(WHEELHOUSE)/.complete-to-train ## Fetch the wheels that the packaging tests install offline.
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
@@ -84,12 +87,24 @@ $(BENCH_STAMP): $(RUN_STAMP)
 $(ADAPTERS_STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
 	@test -x $(ADAPTERS_PY) || $(PYTHON) -m venv $(ADAPTERS_VENV)
-	$(ADAPTERS_PY) -m pip --disable-pip-version-check install -q -e '.[adapters]' pytest pytest-timeout
+	$(ADAPTERS_PY) -m pip --disable-pip-version-check install -q -e '.[adapters]' pytest \
+		pytest-timeout hypothesis
 	@touch $@
 
+# What a fresh virtual environment needs to install the wheel, and packages in editable form.
 $(WHEELHOUSE)/.complete: pyproject.toml | $(PY)
 	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
 	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*p["project"]["dependencies"], sep="\n")' > $(WHEELHOUSE)/requirements.txt
+		print(*p["project"]["dependencies"], *p["build-system"]["requires"], "pytest", sep="\n")' \
+		> $(WHEELHOUSE)/requirements.txt
 	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements.txt
+	@touch $@
+
+# What it needs to train as well; torch is most of it.
+$(WHEELHOUSE)/.complete-to-train: $(WHEELHOUSE)/.complete
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+		print(*p["project"]["optional-dependencies"]["train"], sep="\n")' \
+		> $(WHEELHOUSE)/requirements-train.txt
+	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements-train.txt \
+		$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	@touch $@

@@ -3,67 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from fresh_venvs import clean_environ, sh
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 IMPORT_PACKAGES = {
     *("rollart_core", "rollart_envs", "rollart_rewards", "rollart_algorithms", "rollart_plugins"),
 }
-
-
-def sh(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command, without the environment's Python paths; return its stdout."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ROLLART"))}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def tracked(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tracked files: no stale build folder, nothing that git does not know."""
-    if shutil.which("git") is None or not (repo_root / ".git").exists():
-        pytest.skip("not a git checkout: what is tracked is not known")
-    copy = tmp_path_factory.mktemp("tracked")
-    for name in sh("git", "ls-files", "-z", cwd=repo_root).split("\0"):
-        if name and (repo_root / name).is_file():
-            target = copy / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(repo_root / name, target)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(tracked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the tracked files."""
-    out = tmp_path_factory.mktemp("wheel")
-    sh(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tracked)
-    (built,) = out.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def fresh(repo_root: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and its dependencies, installed offline."""
-    wheelhouse = repo_root / ".wheelhouse"
-    if not (wheelhouse / ".complete").exists():
-        pytest.skip("no wheelhouse: `make wheelhouse` fetches it")
-    folder = tmp_path_factory.mktemp("fresh") / "venv"
-    venv.create(folder, with_pip=True)
-    python = folder / "bin/python"
-    offline = ("--no-index", "--no-compile", "--find-links", wheelhouse)
-    sh(python, "-m", "pip", "install", "-q", *offline, wheel)
-    return folder
 
 
 def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel: Path) -> None:
@@ -84,6 +36,18 @@ def test_every_tracked_file_of_a_package_is_in_the_wheel(tracked: Path, wheel: P
         if path.is_file() and str(path.relative_to(root)) not in inside
     ]
     assert missing == []
+
+
+def test_every_tracked_template_is_in_the_wheel_where_the_scaffold_looks(
+    tracked: Path, wheel: Path
+) -> None:
+    templates = {
+        f"rollart_core/scaffold/cookiecutter/{path.relative_to(tracked / 'cookiecutter')}"
+        for path in (tracked / "cookiecutter").rglob("*")
+        if path.is_file()
+    }
+    inside = {n for n in zipfile.ZipFile(wheel).namelist() if "/cookiecutter/" in n}
+    assert inside == templates
 
 
 def test_nothing_leaks_into_site_packages_but_our_packages(fresh: Path) -> None:
@@ -115,6 +79,7 @@ def test_a_run_without_torch_says_how_to_get_it(fresh: Path, tmp_path: Path) -> 
     done = subprocess.run(
         [fresh / "bin/rollart", "run", config, "--dry-run"],
         cwd=tmp_path,
+        env=clean_environ(),
         capture_output=True,
         text=True,
         check=False,
