@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -109,8 +108,9 @@ class Session:
         spec = _spec(self._id)
         kwargs = dict(self._options.get("make", {}))
         if self._id.startswith("rg:"):
-            # Another seed of the dataset makes other questions.
-            kwargs["seed"] = kwargs.get("seed", spec.kwargs["seed"]) + held_out
+            # Question i is made from seed + i: a seed nearer by would ask the same ones.
+            said = {**spec.kwargs, **kwargs}
+            kwargs["seed"] = said["seed"] + said["size"] * held_out
         path = self._options.get("dataset")
         if path:
             kwargs["dataset"] = _read_dataset(path.replace("{split}", split))
@@ -151,10 +151,12 @@ def _check_needs(env_id: str, options: dict[str, Any]) -> None:
     if family == "game" and None in _spec(env_id).kwargs.values() and "FifteenPuzzle" in env_id:
         raise Unavailable(f"gem itself cannot make {env_id}; take -easy or -hard")
     if family in WITH_DATASET:
-        if importlib.util.find_spec("datasets") is None:
+        try:
+            importlib.import_module(_spec(env_id).entry_point.partition(":")[0])
+        except ModuleNotFoundError as e:
             raise Unavailable(
-                f"{env_id} reads its questions with Hugging Face's datasets: pip install datasets"
-            )
+                f"{env_id} imports {e.name}, which gem-llm does not bring: pip install {e.name}"
+            ) from e
     elif options.get("dataset"):
         raise ValueError(f"{env_id} reads no dataset: leave out the option dataset")
 
