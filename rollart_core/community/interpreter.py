@@ -8,6 +8,8 @@ installation with hashes. Never: imports what is installed there, builds a sourc
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,7 +90,9 @@ class Interpreter:
         Raises:
             RegistryError: When it cannot be run.
         """
-        path = str(python or sys.executable)
+        given = str(python or sys.executable)
+        # Not resolved: the Python of a virtual environment is a link to another one.
+        path = os.path.abspath(shutil.which(given) or given)
         try:
             with TemporaryDirectory() as folder:
                 command = [path, "-c", _ASK]
@@ -97,7 +101,7 @@ class Interpreter:
                 )
             found, markers, has_pip = json.loads(done.stdout)
         except (OSError, subprocess.CalledProcessError, ValueError) as e:
-            raise RegistryError(f"{path} cannot be run as a Python: {first_line(str(e))}") from e
+            raise RegistryError(f"{given} cannot be run as a Python: {first_line(str(e))}") from e
         # Read from the end, as the first on the path is the one in use.
         rows = [
             Installed(canonicalize_name(n), v, tuple(r), Path(at), frozenset(top), record)

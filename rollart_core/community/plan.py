@@ -22,6 +22,7 @@ from rollart_core.community.names import Wanted
 from rollart_core.community.release import Release
 from rollart_core.community.wheel import Wheel, parsed_requires
 from rollart_core.errors import RegistryError
+from rollart_core.plugins import CORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,10 @@ def _pinned(entry: Any) -> Pinned:
 def _present(
     wheels: Sequence[Wheel], interpreter: Interpreter, coming: set[str]
 ) -> Iterable[tuple[str, str]]:
-    """Yield what the wheels need, over as many steps as it takes, that is installed and stays."""
+    """Yield what the wheels need, over as many steps as it takes, that is installed and stays.
+
+    Not what RollArt itself needs: its version stands for that.
+    """
     seen: set[str] = set()
     waiting = [requirement for wheel in wheels for requirement in parsed_requires(wheel.requires)]
     while waiting:
@@ -167,7 +171,8 @@ def _present(
             installed = interpreter.installed[name]
             if name not in coming:
                 yield name, installed.version
-            waiting += parsed_requires(installed.requires)
+            if name != CORE:
+                waiting += parsed_requires(installed.requires)
 
 
 def _replaced(interpreter: Interpreter, coming: Sequence[Pinned | Release]) -> Iterable[str]:

@@ -69,7 +69,8 @@ class CheckReport:
         return cls(bool(report["passed"]), counts, results)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in self.counts.items())
+        known = [name for name in ("PASS", "FAIL", "SKIP") if name in self.counts]
+        counts = ", ".join(f"{self.counts[name]} {name}" for name in known)
         return f"{'passed' if self.passed else 'FAILED'} ({counts})"
 
 
@@ -105,6 +106,11 @@ class Release:
     def owner(self) -> str:
         """The namespace of its ids, which is also the TUF role that signed it."""
         return self.provides[0].id.partition("/")[0]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it requires by itself, without its extras."""
+        return tuple(text for text in self.requires if "extra ==" not in text)
 
     @property
     def target(self) -> str:

@@ -20,6 +20,7 @@ from rollart_core.cli.registry.options import (
     app,
     ask,
     new_passphrase,
+    number_of,
     release_line,
     run_check,
     trusted_registry,
@@ -162,7 +163,7 @@ def build_site(
 
     with opened(trusted_registry(registry, root, fingerprint, yes)) as client:
         pages = built(client, out, title)
-    typer.echo(f"Wrote {len(pages)} pages: {pages[0]}")
+    typer.echo(f"Wrote {number_of(len(pages), 'page')}: {pages[0]}")
 
 
 def _operator(folder: Path, keys: Path | None) -> Operator:

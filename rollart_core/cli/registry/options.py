@@ -156,3 +156,8 @@ def signer_at(key: Path) -> CryptoSigner:
 def release_line(release: Release) -> str:
     """Return a release in one line."""
     return f"{release} (yanked: {release.yanked})" if release.yanked is not None else str(release)
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return ``1 package``, ``2 packages``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -19,6 +19,7 @@ from rollart_core.cli.registry.options import (
     YesOption,
     app,
     confirm,
+    number_of,
     trusted_registry,
 )
 
@@ -116,7 +117,7 @@ def install(
         print_json(plan.as_dict() | {"lock": str(lock)})
     else:
         typer.echo(f"Installed {', '.join(str(r) for r, _ in plan.releases)}.")
-        typer.echo(f"{lock} has {len(written.packages)} packages with their hashes.")
+        typer.echo(f"{lock} has {number_of(len(written.packages), 'package')}, each with its hash.")
 
 
 @app.command(epilog="Example: rollart registry sync --lock rollart.lock --python .venv/bin/python")
@@ -161,12 +162,12 @@ def verify(
     if registry is not None:
         with opened(trusted_registry(registry, root, fingerprint, yes)) as client:
             good, wrong = verifying.verify_registry(client)
-        said = f"{good} releases are what their owners signed."
+        said = f"{number_of(good, 'release')} verified: what was signed is what is there."
     else:
         locked = read_lock(lock)
         with opened(trusted_by(locked)) as client:
             wrong = verifying.verify_lock(client, locked, _interpreter(python))
-        said = f"{len(locked.packages)} packages are what {lock} says."
+        said = f"{number_of(len(locked.packages), 'package')} verified: as {lock} says."
     if as_json:
         print_json({"ok": not wrong, "differences": wrong})
     else:
@@ -195,7 +196,7 @@ def _facts(release: Release) -> list[tuple[str, str]]:
     return [
         ("provides", "\n".join(f"{p.id}  {p.summary}" for p in release.provides)),
         ("runs", "\n".join(f"{g}: {name} = {value}" for g, name, value in release.entry_points)),
-        ("needs", "\n".join(release.requires) or "nothing"),
+        ("needs", "\n".join(release.needs) or "nothing"),
         ("licence", release.licence),
         ("check", str(release.check)),
         ("owner", release.owner),
