@@ -23,6 +23,7 @@ from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
 from rollart_core.hookspecs import hookimpl
 from rollart_core.resolve import resolve_run
+from rollart_plugins.adapters import host
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 
 SESSION = """
@@ -248,6 +249,40 @@ def test_global_random_state_is_lent_and_taken_back() -> None:
     assert (random.random(), np.random.random()) == expected
     for env in (one, two, alone):
         env.close()
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy", "normal"])
+def test_states_are_lent_whole(kind: str) -> None:
+    """Whatever a session draws, it draws as if alone, and so do we."""
+    draws = {
+        "python": random.random,
+        "numpy": np.random.random,
+        "normal": np.random.normal,  # draws two numbers and keeps one
+    }
+    guard = host._OwnRandom()
+
+    def reset() -> object:
+        random.seed(5)
+        np.random.seed(5)
+        return draws[kind]()
+
+    def episode(run: Any) -> list[object]:
+        return [run("reset", reset), *(run("step", draws[kind]) for _ in range(3))]
+
+    def outer() -> tuple[float, float]:
+        return random.random(), np.random.normal()
+
+    alone = episode(lambda _, function: function())
+    random.seed(1)
+    np.random.seed(1)
+    undisturbed = [outer() for _ in range(6)]
+    random.seed(1)
+    np.random.seed(1)
+    seen = []
+    for _ in range(6):
+        assert episode(guard.run) == alone
+        seen.append(outer())
+    assert seen == undisturbed
 
 
 def test_info_shows_a_foreign_environment_and_its_options() -> None:

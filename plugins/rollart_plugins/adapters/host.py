@@ -8,6 +8,7 @@ Never: needs more than Python 3.8 and the standard library, nor outlives its std
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -22,6 +23,10 @@ from typing import Any, TextIO
 _importing = threading.Lock()
 _global_random = threading.RLock()
 _modules: dict[str, Any] = {}
+_MT19937_BYTES = 4 * 624 + 4
+"""Words and position of the generator."""
+_FIRST_SEED = 1_936_287_828
+"""Of a session's state, before it seeds; one that nobody else is likely to use."""
 
 
 def load(path: str) -> Any:
@@ -46,8 +51,7 @@ def load(path: str) -> Any:
 def describe(path: str, env_id: str, options: dict[str, Any]) -> Any:
     """Return what the module knows of an environment."""
     module = load(path)
-    with _guard(module):
-        return plain(module.describe(env_id, dict(options)))
+    return plain(_guard(module).run("describe", lambda: module.describe(env_id, dict(options))))
 
 
 class Seat:
@@ -57,8 +61,7 @@ class Seat:
         """Open a session."""
         module = load(path)
         self._guard = _guard(module)
-        with self._guard:
-            self._session = module.Session(env_id, dict(options))
+        self._session = self._guard.run("open", lambda: module.Session(env_id, dict(options)))
         self._closed = False
 
     def facts(self) -> Any:
@@ -76,44 +79,38 @@ class Seat:
 
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
         """Begin an episode."""
-        with self._guard:
-            observation, info = self._session.reset(seed, task)
+        observation, info = self._guard.run("reset", lambda: self._session.reset(seed, task))
         return plain(observation), plain(info)
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, Any]:
         """Act."""
-        with self._guard:
-            observation, reward, terminated, truncated, info = self._session.step(action)
+        answer = self._guard.run("step", lambda: self._session.step(action))
+        observation, reward, terminated, truncated, info = answer
         ends = bool(terminated), bool(truncated)
         return (plain(observation), float(reward), ends[0], ends[1], plain(info))
 
     def oracle(self) -> str | None:
         """Return the expert's next action."""
-        with self._guard:
-            advice: str | None = self._session.oracle()
+        advice: str | None = self._guard.run("oracle", self._session.oracle)
         return advice
 
     def secrets(self) -> list[str]:
         """Return what the agent must not read."""
-        with self._guard:
-            return [str(secret) for secret in self._session.secrets()]
+        return [str(s) for s in self._guard.run("secrets", self._session.secrets)]
 
     def close(self) -> None:
         """Close the session, once."""
         if not self._closed:
             self._closed = True
-            with self._guard:
-                self._session.close()
+            self._guard.run("close", self._session.close)
 
 
 class _Unguarded:
     """The guard of packages that draw from generators of their own."""
 
-    def __enter__(self) -> None:
-        """Nothing to lend."""
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to take back."""
+    def run(self, call: str, function: Any) -> Any:
+        """Call it."""
+        return function()
 
 
 class _OwnRandom:
@@ -121,27 +118,79 @@ class _OwnRandom:
 
     def __init__(self) -> None:
         self._python = random.Random(0).getstate()
-        self._numpy: Any = None
-        self._outer: tuple[Any, Any] = (None, None)
+        self._numpy = _OwnNumpyRandom()
 
-    def __enter__(self) -> None:
-        _global_random.acquire()
-        numpy = sys.modules.get("numpy")
-        self._outer = random.getstate(), numpy and numpy.random.get_state()
-        random.setstate(self._python)
-        if numpy is not None:
-            if self._numpy is None:
-                self._numpy = numpy.random.RandomState(0).get_state()
-            numpy.random.set_state(self._numpy)
+    def run(self, call: str, function: Any) -> Any:
+        """Call it with the session's own states in place."""
+        with _global_random:
+            outer = random.getstate()
+            random.setstate(self._python)
+            numpy = sys.modules.get("numpy")
+            if numpy is not None:
+                self._numpy.lend(numpy, call)
+            try:
+                return function()
+            finally:
+                self._python = random.getstate()
+                random.setstate(outer)
+                if numpy is not None:
+                    self._numpy.take_back(numpy, call)
 
-    def __exit__(self, *error: object) -> None:
-        numpy = sys.modules.get("numpy")
-        self._python = random.getstate()
-        random.setstate(self._outer[0])
-        if numpy is not None and self._outer[1] is not None:
-            self._numpy = numpy.random.get_state()
-            numpy.random.set_state(self._outer[1])
-        _global_random.release()
+
+class _OwnNumpyRandom:
+    """A session's state of ``numpy.random``.
+
+    Reading and setting the whole state costs more than most steps do. So a call that was seen to
+    leave it alone has only its memory swapped from then on; when it does touch it after all, the
+    one thing that is not in that memory, a normal number kept for the next call, is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._mine: Any = None
+        self._my_memory = b""
+        self._outer: Any = None
+        self._calm: set[str] = set()
+        self._touching: set[str] = set()
+
+    def lend(self, numpy: Any, call: str) -> None:
+        """Put the session's state in place of the outer one."""
+        memory = _memory(numpy)
+        if memory is not None and call in self._calm - self._touching:
+            self._outer = memory.raw
+            memory.raw = self._my_memory
+            return
+        self._outer = numpy.random.get_state(legacy=False)
+        if self._mine is None:
+            self._mine = numpy.random.RandomState(_FIRST_SEED).get_state(legacy=False)
+        numpy.random.set_state(self._mine)
+        if memory is not None:
+            self._my_memory = memory.raw
+
+    def take_back(self, numpy: Any, call: str) -> None:
+        """Put the outer state back, and note what the call did to the session's."""
+        memory = _memory(numpy)
+        careful = not isinstance(self._outer, bytes)
+        touched = memory is None or memory.raw != self._my_memory
+        if careful or touched:
+            after = numpy.random.get_state(legacy=False)
+            touched = touched or after["gauss"] != self._mine["gauss"]
+            self._mine, self._my_memory = after, b"" if memory is None else memory.raw
+        if careful:
+            numpy.random.set_state(self._outer)
+        elif memory is not None:
+            memory.raw = self._outer
+            if touched:
+                state = numpy.random.get_state(legacy=False)
+                numpy.random.set_state({**state, "has_gauss": 0, "gauss": 0.0})
+        (self._touching if touched else self._calm).add(call)
+
+
+def _memory(numpy: Any) -> Any:
+    """Return the memory of NumPy's global generator; None when it is not the usual one."""
+    generator = numpy.random.mtrand._rand._bit_generator
+    if type(generator).__name__ != "MT19937":
+        return None
+    return (ctypes.c_char * _MT19937_BYTES).from_address(generator.ctypes.state_address)
 
 
 def _guard(module: Any) -> _OwnRandom | _Unguarded:

@@ -259,7 +259,7 @@ class Table:
         return self._policy
 
     def best(self, turns: int, finishing: bool = True) -> Any:
-        """Return the greatest return from each state; or without ever finishing, where that can be."""
+        """Return the greatest return from each state; or that without ever finishing."""
         import numpy as np
 
         seen = (self.chance > 0) & (finishing | ~self.done)

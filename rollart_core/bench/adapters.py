@@ -1,0 +1,194 @@
+"""`rollart bench adapters`: foreign environments through RollArt beside their own libraries' loops.
+
+Each side makes one environment and plays the episodes of seeds 0, 1, 2, ... with the same random
+actions (so the returns must be equal, and are compared), one after the other, in this process. Ours
+goes through ``rollart_core.make``: reset, step and the checks on what they give. Sides take turns.
+With ``python=...`` ours runs in that other Python; the native loop stays here.
+
+Takes: ``rounds``, ``seconds`` (of each side in a round), ``only`` (an adapter), ``python``,
+``short``. Gives: rows of rollouts/s; an adapter whose package is not installed is a row that says
+so. Never: installs anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from random import Random
+from statistics import median
+from typing import Any
+
+import rollart_core
+from rollart_core import registry
+from rollart_core.bench import native_envs
+from rollart_core.bench.native_envs import Player
+from rollart_core.bench.rows import machine, row, tell
+from rollart_core.contracts.adapter import EnvAdapterSpec
+from rollart_core.errors import RollartError, UserError, first_line
+
+NUM_SEEDS = 200
+"""Seeds are used again after so many episodes."""
+NUM_COMPARED = 20
+"""Episodes whose returns are compared before anything is timed."""
+UNIT = "rollouts/s"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One environment on both sides."""
+
+    adapter: str
+    env_id: str
+    native: Callable[[str, int], Player]
+    action: Callable[[Random], str] | None = None
+    """What is said, from a generator; None: one of the available actions."""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The id in RollArt."""
+        return f"{self.adapter}::{self.env_id}"
+
+
+def _choice(num_actions: int, rng: Random) -> str:
+    return str(rng.randrange(num_actions))
+
+
+def cases() -> list[Case]:
+    """Return every environment that is measured."""
+    gym, rg = native_envs.gymnasium, native_envs.reasoning_gym
+    split = {"splits": {"train": [0, NUM_SEEDS]}}
+    rows = {"tasks": {"train": native_envs.gsm8k_rows()}}
+    corridor = "rollart_core.bench.native_envs:Corridor"
+    return [
+        *(
+            Case("gymnasium", env_id, gym, partial(_choice, num_actions), split)
+            for env_id, num_actions in (
+                ("FrozenLake-v1", 4),
+                ("Taxi-v4", 6),
+                ("CliffWalking-v1", 4),
+                ("Blackjack-v1", 2),
+            )
+        ),
+        *(
+            Case("reasoning-gym", name, rg, native_envs.number, {"extract": "text"})
+            for name in ("leg_counting", "basic_arithmetic", "spell_backward")
+        ),
+        *(
+            Case("gem", env_id, native_envs.gem, native_envs.boxed)
+            for env_id in ("game:GuessTheNumber-v0-easy", "game:Mastermind-v0-hard")
+        ),
+        *(
+            Case("textarena", env_id, native_envs.textarena, native_envs.bracketed)
+            for env_id in ("GuessTheNumber-v0", "TowerOfHanoi-v0")
+        ),
+        Case("skyrl-gym", "gsm8k", native_envs.skyrl_gym, _gsm8k_answer, rows),
+        Case("roll-gem", corridor, native_envs.cells, _walk, {"reward_range": [0, 1]}),
+    ]
+
+
+def _gsm8k_answer(rng: Random) -> str:
+    return f"#### {native_envs.number(rng)}"
+
+
+def _walk(rng: Random) -> str:
+    return native_envs.Corridor.WORDS[rng.randrange(2)]
+
+
+def run(options: Mapping[str, object]) -> dict[str, object]:
+    """Run the benchmark.
+
+    Args:
+        options: ``rounds`` (3), ``seconds`` (2), ``only``, ``python``; ``short``: one round of 0.3
+            s.
+
+    Returns:
+        The object of ``rollart bench --json``.
+
+    Raises:
+        UserError: When ``only`` names no adapter that is measured.
+    """
+    short = bool(options.get("short"))
+    rounds = int(str(options.get("rounds", 1 if short else 3)))
+    seconds = float(str(options.get("seconds", 0.3 if short else 2.0)))
+    chosen = [case for case in cases() if options.get("only") in (None, case.adapter)]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(case.adapter for case in cases()))
+        raise UserError(f"only={options['only']}: there are {known}")
+    more = {"python": str(options["python"])} if "python" in options else {}
+    rows = [_row(case, {**case.options, **more}, rounds, seconds) for case in chosen]
+    return {"name": "adapters", "machine": {**machine(), **dict(_versions(chosen))}, "rows": rows}
+
+
+def _row(
+    case: Case, options: Mapping[str, object], rounds: int, seconds: float
+) -> dict[str, object]:
+    tell(f"{case.name} ...")
+    try:
+        ours, close = _ours(case, options)
+        theirs = case.native(case.env_id, registry.env_spec(case.name, options).max_turns)
+    except (UserError, ImportError) as e:
+        return row(f"{case.name}, skipped: {first_line(str(e))}", None, None, None, UNIT)
+    try:
+        _compare(case, ours, theirs)
+        got = [(_rate(ours, seconds), _rate(theirs, seconds)) for _ in range(rounds)]
+    finally:
+        close()
+    rates = median(a for a, _ in got), median(b for _, b in got)
+    return row(case.name, *rates, "its own loop", UNIT, ratios=[a / b for a, b in got])
+
+
+def _ours(case: Case, options: Mapping[str, object]) -> tuple[Player, Callable[[], None]]:
+    """Return our player, and what closes its environment."""
+    env: Any = rollart_core.make(case.name, **options)
+    action = case.action
+    assert action is not None
+
+    def play(seed: int, rng: Random) -> float:
+        env.reset(options={"task": seed % num_tasks, "split": "train"})
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(action(rng))
+            total, over = total + reward, terminated or truncated
+        return total
+
+    num_tasks = env.num_tasks("train")
+    return play, env.close
+
+
+def _compare(case: Case, ours: Player, theirs: Player) -> None:
+    """Play the same episodes on both sides.
+
+    Raises:
+        RollartError: When a return differs: then it is not the same environment.
+    """
+    for seed in range(NUM_COMPARED):
+        pair = ours(seed, Random(seed)), theirs(seed, Random(seed))
+        if abs(pair[0] - pair[1]) > 1e-9:
+            raise RollartError(
+                f"{case.name}, seed {seed}: a return of {pair[0]}, its own {pair[1]}"
+            )
+
+
+def _rate(play: Player, seconds: float) -> float:
+    """Return episodes per second."""
+    began = time.perf_counter()
+    num_played = 0
+    while (passed := time.perf_counter() - began) < seconds:
+        seed = num_played % NUM_SEEDS
+        play(seed, Random(seed))
+        num_played += 1
+    return num_played / passed
+
+
+def _versions(chosen: list[Case]) -> Iterator[tuple[str, str]]:
+    for alias in dict.fromkeys(case.adapter for case in chosen):
+        spec = registry.spec("env_adapters", alias)
+        package = spec.package if isinstance(spec, EnvAdapterSpec) else ""
+        try:
+            yield package, metadata.version(package or "rollart")
+        except metadata.PackageNotFoundError:
+            continue
