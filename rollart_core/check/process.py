@@ -92,6 +92,8 @@ class Child:
                     ended = _listen(process, read_end, watch, until, heard)
                     if ended.why == "":
                         ended.why = _fate(process, log)
+                    if ended.why == "" and ended.running:
+                        ended.why = "its process ended in the middle"
                 finally:
                     _end(process)
                     os.close(read_end)

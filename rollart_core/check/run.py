@@ -19,6 +19,7 @@ from rollart_core.check.process import Child, Message, environ, said_results
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import MAX_IMPORT_S, NO_FACTS, Facts, run_static_checks
 from rollart_core.check.target import KINDLESS, Target, open_target
+from rollart_core.errors import UserError
 from rollart_core.testing.results import CheckResult, Outcome
 
 Heard = Callable[[str, str], None]
@@ -43,6 +44,11 @@ def run(
     asked = checked_only(only)
     with tempfile.TemporaryDirectory(prefix="rollart-check-") as scratch:
         found = open_target(target, Path(scratch))
+        if options and found.ids is None:
+            raise UserError(
+                f"options are for one plugin, and {target} may hold several: "
+                "install it, and name an id"
+            )
         results = list(_results(found, asked, dict(options or {}), timeout_s, heard))
     return Report(found.name, found.version, tuple(results))
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from rollart_core.check.target import Target
 from rollart_core.contracts.spec import CONTRACT_VERSION
@@ -132,7 +133,7 @@ def check_entry_point(target: Target, facts: Facts) -> None:
 
 def check_pins(target: Target, facts: Facts) -> None:
     """Every dependency says which versions it fits, and none is a direct URL."""
-    wrong = []
+    wrong, bare, bound = [], set(), set()
     for line in _dist(target).requires or ():
         try:
             requirement = Requirement(line)
@@ -142,7 +143,11 @@ def check_pins(target: Target, facts: Facts) -> None:
         if requirement.url:
             wrong.append(f"{requirement.name} is a direct URL")
         elif not requirement.specifier:
-            wrong.append(f"{requirement.name} has no version, such as {requirement.name}>=1.2")
+            bare.add(canonicalize_name(requirement.name))
+        elif "extra" not in str(requirement.marker):
+            # This binds it in extras too, where rollart[train] may stand without a version.
+            bound.add(canonicalize_name(requirement.name))
+    wrong += [f"{n} has no version, such as {n}>=1.2" for n in sorted(bare - bound)]
     expect(not wrong, "; ".join(wrong))
 
 

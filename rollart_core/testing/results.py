@@ -75,7 +75,7 @@ def run_check(
         return CheckResult(name, Outcome.SKIP, f"not judged while {failed[0]} fails")
     try:
         remark = check()
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return _ended(name, e)
     return CheckResult(name, Outcome.PASS, remark or "")
 
@@ -106,7 +106,7 @@ def assert_checks(results: Sequence[CheckResult]) -> None:
         raise AssertionError("\n".join(failed) or "nothing was checked")
 
 
-def _ended(name: str, error: Exception) -> CheckResult:
+def _ended(name: str, error: BaseException) -> CheckResult:
     if isinstance(error, SkipCheck):
         return CheckResult(name, Outcome.SKIP, str(error))
     if isinstance(error, CheckFailed):

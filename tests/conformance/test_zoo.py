@@ -18,7 +18,9 @@ from rollart_core.check import check, offline
 from rollart_core.check.catalogue import ENVIRONMENT_RUNTIME, ENVIRONMENT_SEMANTIC, PARTS, STATIC
 from rollart_core.check.process import environ
 from rollart_core.check.report import Report
+from rollart_core.cli import main
 from rollart_core.contracts.env import Timeouts
+from rollart_core.errors import UserError
 from rollart_core.plugins import using
 from rollart_core.testing import Outcome, check_env
 from rollart_core.testing.env_checks import CHECKS
@@ -43,6 +45,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.NumberObservation, "reset", {}),
     (zoo.FourTuple, "step", {}),
     (zoo.TextReward, "step", {}),
+    (zoo.Leaves, "step", {}),
     (zoo.IntFlags, "step", {}),
     (zoo.NoTasks, "tasks", {}),
     (zoo.LacksASplit, "tasks", {}),
@@ -63,6 +66,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.PaysOnce, "same_verdict_twice", {}),
     (zoo.TellsTheErring, "secrets_are_hidden", {}),
     (zoo.AnswersInInfo, "secrets_are_hidden", {}),
+    (zoo.SecretsInInfo, "secrets_are_hidden", {}),
     (zoo.Fragile, "malformed_actions", {}),
     (zoo.Fines, "reward_in_range", {}),
 ]
@@ -150,6 +154,26 @@ def test_who_needs_the_network_is_found_and_who_needs_the_loopback_is_not():
     assert "unreachable" in reason(report, "works_offline")
 
 
+def test_a_reward_is_checked_in_a_process_of_its_own():
+    report = check("zoo:Wavers")
+    assert ended(report.results, Outcome.FAIL) == ["same_request_same_score"]
+    assert {r.group for r in report.results if r.outcome is Outcome.PASS} == {"runtime", "semantic"}
+
+
+def test_the_command_prints_a_table_or_json_and_exits_by_the_verdict(monkeypatch, capsys):
+    def rollart(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["rollart", "check", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0), capsys.readouterr().out
+
+    code, out = rollart("colocate", "--only", "make,refuses_no_pools", "--json")
+    assert (code, json.loads(out)["counts"]) == (0, {"PASS": 2, "FAIL": 0, "SKIP": 0})
+    code, out = rollart("zoo:Wavers", "--only", "semantic")
+    assert code == 1
+    assert "1 PASS, 1 FAIL, 0 SKIP. zoo:Wavers did not pass: same_request_same_score." in out
+
+
 def test_a_child_ends_with_its_parent(tmp_path):
     code = (
         "import json, sys, subprocess, os\n"
@@ -235,6 +259,13 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def eager(project: Path, module: str) -> None:
+    """Let the hooks import a module at once; it is a light one, whatever its name says."""
+    edit("src/acme_sums/env.py", "from zoo import Good", "Good = object")(project)
+    (project / "src" / "docker.py").write_text("")
+    edit(PLUGIN, "\nfrom rollart_core.ma", f"\nimport {module}\nfrom rollart_core.ma")(project)
+
+
 PLUGIN, YAML = "src/acme_sums/plugin.py", "src/acme_sums/rollart.yaml"
 FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
     (
@@ -268,16 +299,8 @@ FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
         edit("pyproject.toml", "rollart>=0.1", "rollart @ https://example.org/rollart.whl"),
         "rollart is a direct URL",
     ),
-    (
-        "lazy_import",
-        edit(PLUGIN, "\nfrom rollart_core.ma", "\nimport acme_sums.env\nfrom rollart_core.ma"),
-        "imports acme_sums.env",
-    ),
-    (
-        "lazy_import",
-        edit(PLUGIN, "from rollart_core.manifest", "import matplotlib\nfrom rollart_core.manifest"),
-        "imports matplotlib",
-    ),
+    ("lazy_import", lambda project: eager(project, "acme_sums.env"), "imports acme_sums.env"),
+    ("lazy_import", lambda project: eager(project, "docker"), "imports docker"),
     (
         "import_time",
         edit(
@@ -340,6 +363,8 @@ def test_a_project_and_its_wheel_pass_without_being_installed(project):
         allowed = {"works_offline"} if not offline.prefix()[0] else set()
         assert {*ended(report.results, Outcome.SKIP)} <= allowed
     assert json.loads(json.dumps(of_wheel.to_json())) == of_wheel.to_json()
+    with pytest.raises(UserError, match="options are for one plugin"):
+        check(str(wheel), options={"size": 3})
 
 
 def test_there_is_a_broken_one_for_every_check():

@@ -14,6 +14,7 @@ import time
 import gymnasium
 
 from rollart_core.contracts.env import EnvSpec, Timeouts
+from rollart_core.contracts.reward import Reward, RewardResult
 from rollart_core.hookspecs import hookimpl
 from rollart_core.spaces import Text
 
@@ -273,6 +274,26 @@ class AnswersInInfo(Good):
 
     def info(self):
         return {**super().info(), "answer": self.oracle()}
+
+
+class SecretsInInfo(Good):
+    def info(self):
+        return {**super().info(), "debug": {"notes": ["task", *self.secrets()]}}
+
+
+class Leaves(Good):
+    def step(self, action):
+        sys.exit(0)
+
+
+class Wavers(Reward):
+    """Scores otherwise each time."""
+
+    times = 0
+
+    def score(self, request):
+        self.times += 1
+        return RewardResult(1 / self.times)
 
 
 class Fragile(Good):
