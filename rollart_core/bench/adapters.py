@@ -23,7 +23,7 @@ from typing import Any
 
 import rollart_core
 from rollart_core import registry
-from rollart_core.bench import native_envs
+from rollart_core.bench import native_envs, openenv_rows
 from rollart_core.bench.native_envs import Player
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.adapter import EnvAdapterSpec
@@ -114,12 +114,15 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     short = bool(options.get("short"))
     rounds = int(str(options.get("rounds", 1 if short else 3)))
     seconds = float(str(options.get("seconds", 0.3 if short else 2.0)))
-    chosen = [case for case in cases() if options.get("only") in (None, case.adapter)]
-    if not chosen:
+    only = options.get("only")
+    chosen = [case for case in cases() if only in (None, case.adapter)]
+    if not chosen and only != "openenv":
         known = ", ".join(dict.fromkeys(case.adapter for case in cases()))
-        raise UserError(f"only={options['only']}: there are {known}")
+        raise UserError(f"only={only}: there are {known}, openenv")
     more = {"python": str(options["python"])} if "python" in options else {}
     rows = [_row(case, {**case.options, **more}, rounds, seconds) for case in chosen]
+    if only in (None, "openenv"):
+        rows += openenv_rows.rows(rounds, seconds)
     return {"name": "adapters", "machine": {**machine(), **dict(_versions(chosen))}, "rows": rows}
 
 
