@@ -34,7 +34,7 @@ RESERVED_NAMESPACES: Final = frozenset({"rollart", "webshop", "toy", "swe", "unr
 """RollArt's own, now or later, besides those of the ids it registers."""
 
 _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_MAX_SLUG: Final = 40
+_MAX_SLUG: Final = 32
 _SUFFIXES: Final[Mapping[Kind, str]] = {
     "env": "Env",
     "reward": "Reward",

@@ -71,7 +71,7 @@ def test_a_scaffold_installs_is_listed_and_passes_its_own_tests(command: str, sh
 def test_a_scaffold_is_clean_for_ruff_and_mypy(
     command: str, shell: Shell, fresh_to_train: Path
 ) -> None:
-    name = f"acme-{'very-' * 4}{command}"  # long enough to break lines that just fit
+    name = f"acme-{command}-".ljust(32, "w")  # the longest there may be: would a line overflow?
     shell(f"rollart {command} {name} --non-interactive")
     mypy = f"mypy --python-executable {fresh_to_train}/bin/python"
     for tool in ("ruff check .", "ruff format --check .", mypy):

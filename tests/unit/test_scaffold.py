@@ -61,7 +61,7 @@ def test_an_id_of_ones_own_gives_the_classes_their_name() -> None:
         ("acme-", "such as 'acme'"),
         ("../acme", "such as 'acme'"),
         ("", "such as 'acme-maze'"),
-        ("a" * 41, "at most 40"),
+        ("a" * 33, "at most 32"),
         ("class", "is a Python keyword: try 'my-class'"),
         ("json", "is a module of Python's own: try 'my-json'"),
         ("rollart", "are RollArt's own"),

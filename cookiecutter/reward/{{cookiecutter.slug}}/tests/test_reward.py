@@ -15,8 +15,10 @@ def test_the_reward_keeps_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_return", "num_turns", "value"), [(1.0, 0, 1.0), (1.0, 3, 0.7), (0.0, 3, 0.0), (1.0, 99, 0.0)]
+    ("env_return", "num_turns", "value"),
+    [(1.0, 0, 1.0), (1.0, 3, 0.7), (0.0, 3, 0.0), (1.0, 99, 0.0)],
 )
 def test_turns_cost(env_return: float, num_turns: int, value: float) -> None:
     request = replace(example_request(env_return), num_turns=num_turns)
-    assert {{ cookiecutter.class_name }}(turn_cost=0.1).score(request).value == pytest.approx(value)
+    result = {{ cookiecutter.class_name }}(turn_cost=0.1).score(request)
+    assert result.value == pytest.approx(value)
