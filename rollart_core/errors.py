@@ -24,9 +24,8 @@ Plugins raise plain Python errors; the core attributes them with :func:`boundary
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
+from types import TracebackType
 from typing import ClassVar
 
 from rollart_core.types import Failure, FailureKind
@@ -128,9 +127,10 @@ class PartDied(RollartError):
     """A process of the run is gone."""
 
 
-@contextmanager
-def boundary(error: type[EpisodeError], what: str) -> Iterator[None]:
+class boundary:
     """Turn any plain error raised inside into ``error``, naming the call that was crossed.
+
+    A class, not a generator: several are crossed in every turn.
 
     Args:
         error: The class to raise.
@@ -139,14 +139,27 @@ def boundary(error: type[EpisodeError], what: str) -> Iterator[None]:
     Raises:
         EpisodeError: ``error``, from the original; an ``EpisodeError`` passes unchanged.
     """
-    try:
-        yield
-    except EpisodeError:
-        raise
-    except Exception as e:
-        message = f"{what}: {type(e).__name__}: {first_line(str(e))}"
-        detail = "".join(traceback.format_exception(e))[-4000:]
-        raise error(message, boundary=what, detail=detail) from e
+
+    __slots__ = ("_error", "_what")
+
+    def __init__(self, error: type[EpisodeError], what: str) -> None:
+        self._error = error
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, EpisodeError):
+            return
+        message = f"{self._what}: {type(error).__name__}: {first_line(str(error))}"
+        detail = "".join(traceback.format_exception(error))[-4000:]
+        raise self._error(message, boundary=self._what, detail=detail) from error
 
 
 def first_line(text: str, limit: int = 300) -> str:

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
+from rollart_core.errors import EnvironmentFailure, PartDied
 from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Ticket
 
 ANSWER_GRACE_S = 5.0
@@ -85,12 +86,11 @@ class EnvEpisode:
         what = f"env.{method}"
         clean, self.clean = self.clean, False
         try:
-            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
+            late = f"{what}: the env worker does not answer"
+            async with TimeLimit(what, timeout_s + ANSWER_GRACE_S, late):
                 observed: Observed = await self._worker.call(
                     method, self._id, *args, timeout_s=timeout_s, **kwargs
                 )
-        except TimeoutError as e:
-            raise DeadlineFailure(f"{what}: the env worker does not answer", boundary=what) from e
         except PartDied as e:
             raise EnvironmentFailure(f"{what}: {e}", boundary=what) from e
         self.clean = clean

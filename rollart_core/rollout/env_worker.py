@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollart_core.errors import DeadlineFailure, EnvironmentFailure, boundary
+from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.rollout.threads import DaemonThreads
+from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Observation
 
 
@@ -90,7 +91,7 @@ class EnvWorker:
             EnvironmentFailure: When making or resetting raised or answered nonsense.
             DeadlineFailure: After ``timeout_s``.
         """
-        async with _deadline("env.reset", timeout_s):
+        async with TimeLimit("env.reset", timeout_s):
             seat = await self._seat(env)
             self._seats[episode_id] = seat
             with boundary(EnvironmentFailure, "env.reset"):
@@ -111,7 +112,7 @@ class EnvWorker:
         seat = self._seats.get(episode_id)
         if seat is None:
             raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.step")
-        async with _deadline("env.step", timeout_s):
+        async with TimeLimit("env.step", timeout_s):
             with boundary(EnvironmentFailure, "env.step"):
                 answer = await self._call(seat.env, "step", lambda f: f(action))
                 if not isinstance(answer, tuple) or len(answer) != 5:
@@ -195,15 +196,6 @@ class EnvWorker:
             invalid_action=bool(info.get("invalid_action", False)),
             cut_chars=cut,
         )
-
-
-@contextlib.asynccontextmanager
-async def _deadline(what: str, timeout_s: float) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as e:
-        raise DeadlineFailure(f"{what} took longer than {timeout_s:g} s", boundary=what) from e
 
 
 def _checked(observation: Any) -> Observation:

@@ -6,10 +6,8 @@ retries, scores a failure, or leaves an environment or a session behind.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +15,6 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import (
     CancelledFailure,
-    DeadlineFailure,
     EpisodeError,
     InferenceFailure,
     boundary,
@@ -25,6 +22,7 @@ from rollart_core.errors import (
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Message, Observation, Status, Ticket, Trajectory, Turn, sampling_key
 
 
@@ -95,9 +93,9 @@ async def run_episode(
     """
     began = time.perf_counter()
     try:
-        async with _deadline("episode", parts.limits.episode_s):
+        async with TimeLimit("episode", parts.limits.episode_s):
             conversation, record = await _play(ticket, parts, temperature)
-        async with _deadline("reward", parts.limits.reward_s):
+        async with TimeLimit("reward", parts.limits.reward_s):
             result = await parts.score(_request(ticket, record, conversation))
     except EpisodeError as e:
         wall_s = time.perf_counter() - began
@@ -156,7 +154,7 @@ async def _turn(
 ) -> Observed:
     conversation, record = so_far
     began = time.perf_counter()
-    async with _deadline("generate", parts.limits.generate_s):
+    async with TimeLimit("generate", parts.limits.generate_s):
         with boundary(InferenceFailure, "generate"):
             result = await parts.engine.generate(request)
     if result.finish_reason == "abort":
@@ -236,14 +234,3 @@ def _messages(observation: Observation) -> list[Message]:
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     return observation
-
-
-@asynccontextmanager
-async def _deadline(what: str, seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds) as timeout:
-            yield
-    except TimeoutError as e:
-        if not timeout.expired():
-            raise
-        raise DeadlineFailure(f"{what} took longer than {seconds:g} s", boundary=what) from e
