@@ -42,9 +42,8 @@ def lay_out(folder: Path, scratch: Path) -> tuple[Distribution, list[Path]]:
         loaded = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise UserError(f"{pyproject}: not TOML: {e}") from e
-    project = loaded.get("project", {})
-    roots = _roots(folder, loaded)
-    if not isinstance(project, dict) or not isinstance(project.get("name"), str):
+    project, roots = _table(loaded, "project"), _roots(folder, loaded)
+    if not isinstance(project.get("name"), str):
         raise UserError(f"{pyproject}: has no [project] name; build a wheel and check that")
     if {"entry-points", "dependencies"} & set(project.get("dynamic", ())):
         return _installed(project["name"], folder), roots
@@ -68,13 +67,26 @@ def _installed(name: str, folder: Path) -> Distribution:
 
 
 def _roots(folder: Path, loaded: Mapping[str, Any]) -> list[Path]:
-    """Return where its packages may lie: setuptools' own words, ``src``, the folder itself."""
-    setuptools = loaded.get("tool", {}).get("setuptools", {})
-    packages = setuptools.get("packages", {})
-    where = packages.get("find", {}).get("where", []) if isinstance(packages, dict) else []
-    named = [*where, setuptools.get("package-dir", {}).get("", "."), "src", "."]
-    roots = [(folder / name).resolve() for name in named]
-    return [root for root in dict.fromkeys(roots) if root.is_dir()]
+    """Return where its packages lie: setuptools' own words, ``src``, or the folder itself.
+
+    Folders without a hook module are left out: what else lies there must shadow nothing.
+    """
+    setuptools = _table(loaded, "tool", "setuptools")
+    where = _table(setuptools, "packages", "find").get("where", [])
+    named = [*where, _table(setuptools, "package-dir").get("", "."), "src", "."]
+    roots = [root for name in dict.fromkeys(named) if (root := (folder / name).resolve()).is_dir()]
+    hooks = _table(loaded, "project", "entry-points", GROUP).values()
+    tops = {str(value).partition(":")[0].partition(".")[0] for value in hooks}
+    holding = [r for r in roots if any((r / t).is_dir() or (r / f"{t}.py").is_file() for t in tops)]
+    return list(dict.fromkeys(holding or roots))
+
+
+def _table(loaded: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Return the table under ``keys``; an empty one where there is something else."""
+    found: Any = loaded
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _metadata(project: Mapping[str, Any]) -> Iterator[str]:
@@ -88,7 +100,7 @@ def _metadata(project: Mapping[str, Any]) -> Iterator[str]:
         yield f"License: {licence['text'].splitlines()[0] if licence['text'] else ''}"
     for requirement in project.get("dependencies", ()):
         yield f"Requires-Dist: {requirement}"
-    for extra, requirements in project.get("optional-dependencies", {}).items():
+    for extra, requirements in _table(project, "optional-dependencies").items():
         yield f"Provides-Extra: {extra}"
         for requirement in requirements:
             wanted, _, marker = requirement.partition(";")
@@ -97,7 +109,7 @@ def _metadata(project: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entry_points(project: Mapping[str, Any]) -> str:
-    named = project.get("entry-points", {}).get(GROUP, {})
+    named = _table(project, "entry-points", GROUP)
     return "\n".join([f"[{GROUP}]", *(f"{name} = {value}" for name, value in named.items())])
 
 

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from rollart_core.testing.answers import Step, plain
 from rollart_core.testing.play import (
     Options,
     Player,
     Policy,
-    Step,
     Subject,
     garbage_action,
     good_action,
-    plain,
     play,
     random_policy,
     recorded,

@@ -16,13 +16,10 @@ from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.spaces import Text
 from rollart_core.testing import runtime_checks, semantic_checks
+from rollart_core.testing.answers import checked_reset, checked_step, difference, first_difference
 from rollart_core.testing.play import (
     Policy,
     Subject,
-    checked_reset,
-    checked_step,
-    difference,
-    first_difference,
     garbage_action,
     good_action,
     play,

@@ -19,13 +19,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollart_core.testing.answers import Step, first_difference
 from rollart_core.testing.play import (
     Options,
     Player,
     Policy,
-    Step,
     Subject,
-    first_difference,
     good_action,
     play,
     random_policy,

@@ -20,25 +20,22 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from rollart_core.testing.answers import Step, plain, text_of, total
 from rollart_core.testing.play import (
     GARBAGE,
     MAX_TURNS,
     Options,
     Player,
     Policy,
-    Step,
     Subject,
     garbage_action,
     good_action,
     noop_action,
     oracle_action,
-    plain,
     play,
     random_policy,
     recorded,
     replay,
-    text_of,
-    total,
 )
 from rollart_core.testing.results import SkipCheck, expect
 

@@ -96,6 +96,45 @@ def test_what_is_no_target_is_refused(tmp_path):
             open_target(given, tmp_path / "scratch")
 
 
+def test_metadata_of_a_project_are_laid_out_as_a_build_would(tmp_path):
+    folder, scratch = tmp_path / "x", tmp_path / "scratch"
+    (folder / "lib" / "acme").mkdir(parents=True)
+    (folder / "COPYING").write_text("all of it")
+    scratch.mkdir()
+    (folder / "pyproject.toml").write_text(
+        """
+        [project]
+        name = "Acme.Things"
+        license = {text = "MIT"}
+        dependencies = ["rollart>=0.1"]
+        dynamic = ["version"]
+        [project.optional-dependencies]
+        train = ["torch>=2; python_version < '4'"]
+        [project.entry-points.rollart]
+        things = "acme.hooks"
+        [tool.setuptools.package-dir]
+        "" = "lib"
+        """
+    )
+    target = open_target(str(folder), scratch)
+    assert target.dist is not None
+    assert (target.name, target.version) == ("Acme.Things", "0+dynamic")
+    assert target.entry_points == [("things", "acme.hooks")]
+    assert list(target.paths) == [scratch, folder / "lib"]
+    assert target.dist.requires == [
+        "rollart>=0.1",
+        "torch>=2 ; (python_version < '4') and extra == \"train\"",
+    ]
+    assert target.dist.metadata.get_all("License-File") == ["COPYING"]
+
+
+@pytest.mark.parametrize("text", ["[project]", "project = 1", "]["])
+def test_a_project_without_a_name_is_refused(tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UserError, match=r"no \[project\] name|not TOML"):
+        open_target(str(tmp_path), tmp_path)
+
+
 def test_an_alias_is_filed_under_its_id(tmp_path):
     target = open_target("frozenlake", tmp_path)
     assert target.ids == [("environments", "toy/FrozenLake-v1")]
