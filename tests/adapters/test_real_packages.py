@@ -18,11 +18,20 @@ pytestmark = [
 ]
 
 
+OPTIONS: dict[str, dict[str, object]] = {
+    # As they are, their reward tells an oracle from chance badly: see docs/adapters.md.
+    "gymnasium::CliffWalking-v1": {"reward": "relative", "max_turns": 40},
+    "gymnasium::Taxi-v4": {"reward": "relative", "max_turns": 40},
+}
+BY_THEMSELVES = ("skyrl-gym", "openenv")
+"""They need rows and servers, and have test files of their own."""
+
+
 def examples() -> list[str]:
     found = []
     for registered in plugins().registered("env_adapters").values():
         spec = registered.spec
-        if isinstance(spec, EnvAdapterSpec) and registered.plugin.distribution == "rollart":
+        if isinstance(spec, EnvAdapterSpec) and spec.alias not in BY_THEMSELVES:
             found += [f"{spec.alias}::{example}" for example in spec.examples]
     return found
 
@@ -42,5 +51,6 @@ def _installed(request: pytest.FixtureRequest) -> None:
 
 @EACH
 def test_an_example_keeps_the_contract(env_id: str) -> None:
-    spec = registry.env_spec(env_id)
-    assert_checks(check_env(partial(registry.make, env_id), spec=spec, num_tasks=2))
+    options = OPTIONS.get(env_id, {})
+    spec = registry.env_spec(env_id, options)
+    assert_checks(check_env(partial(registry.make, env_id, **options), spec=spec, num_tasks=2))
