@@ -58,8 +58,9 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \
 		$(VENV)/bin/rollart bench $$name || exit 1; done
 
-adapters: $(ADAPTERS_STAMP) ## Run the tests of the adapters on the packages they are for.
+adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the packages they are for.
 	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
+	$(PY) -m pytest -m adapters $(ARGS) tests/adapters/test_real_runs.py
 
 wheelhouse: $(WHEELHOUSE)/.complete-to-train ## Fetch the wheels that the packaging tests install offline.
 
