@@ -1,0 +1,55 @@
+"""Messages between the processes of a run arrive as they were sent."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+
+import pytest
+
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult
+from rollart_core.rollout.env_worker import Observed
+from rollart_core.runtime.frames import Answer, Call, encode, receive
+from rollart_core.types import TokenSpan
+
+REQUEST = GenerateRequest(
+    request_id="t#0/1",
+    token_ids=(1, 2, 3),
+    max_new_tokens=4,
+    session_id="t#0",
+    group_id="g",
+    temperature=0.5,
+    stop_token_ids=(7,),
+    sampling_key=11,
+)
+RESULT = GenerateResult([5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2)
+OBSERVED = Observed("a page", 0.5, True, False, True, {"price": 1.0}, True, 3)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Call(1, "generate", (REQUEST,)),
+        Call(2, "step", ("t#0",), {"timeout_s": 3.0}),
+        Answer(3, RESULT),
+        Answer(4, OBSERVED),
+        Answer(5),
+    ],
+)
+def test_a_message_arrives_as_it_was_sent(message: Call | Answer) -> None:
+    async def run() -> Call | Answer:
+        reader = asyncio.StreamReader()
+        reader.feed_data(encode(message))
+        return await receive(reader)
+
+    assert asyncio.run(run()) == message
+
+
+@pytest.mark.parametrize("record", [REQUEST, RESULT, RESULT.spans[0], OBSERVED])
+def test_no_field_of_these_records_is_a_default(record: object) -> None:
+    """Else the test above would not see a field that is lost on the way."""
+    blank = {f.name: f.default for f in fields(record)}  # type: ignore[arg-type]
+    assert [n for n, default in blank.items() if getattr(record, n) == default] in (
+        [],
+        ["truncated"],
+    )
