@@ -7,6 +7,7 @@ import json
 import shutil
 import socketserver
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -353,9 +354,20 @@ def test_a_wheel_that_reaches_outside_of_its_packages(path: str, said: str, tmp_
 
 def test_a_wheel_whose_files_are_not_what_its_record_says(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
-    lying = wheel.read_bytes().replace(b"class Maze", b"class Evil")
-    wheel.write_bytes(lying)
-    with pytest.raises(RegistryError):
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist()}
+    inside["acme_maze/env.py"] = b"class Evil: ..."
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in inside.items():
+            archive.writestr(name, data)
+    with pytest.raises(RegistryError, match=r"acme_maze/env.py is not what the wheel's RECORD"):
+        read_wheel(wheel)
+
+
+def test_half_a_wheel(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    wheel.write_bytes(wheel.read_bytes()[:-200])
+    with pytest.raises(RegistryError, match="no whole wheel"):
         read_wheel(wheel)
 
 
@@ -385,7 +397,10 @@ def test_a_registry_that_is_down(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("missing", ["1.root", "timestamp", "3.snapshot", "2.targets", "1.acme"])
-def test_a_half_written_registry(scene: Scene, location: str, missing: str) -> None:
+def test_a_half_written_registry(
+    scene: Scene, location: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLART_CONFIG_DIR", str(tmp_path / "a machine that has seen nothing"))
     if missing != "1.root":
         scene.trusted(location)
     (scene.tree.metadata / f"{missing}.json").unlink()

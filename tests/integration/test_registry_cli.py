@@ -87,6 +87,7 @@ def test_the_road_in_the_documentation(
     assert [p["name"] for p in lock["packages"]] == ["acme-maze"]
     assert "rollart" in {p["name"] for p in lock["present"]}
     assert (tmp_path / "site/acme-maze.html").is_file()
+    assert not (tmp_path / "acme-maze/build").exists()
 
 
 def test_the_real_check_is_what_publish_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")
     return folder
 
 
@@ -46,9 +48,12 @@ def library(folder: Path, name: str, version: str = "1.0", *requires: str) -> Pa
     return make_wheel(folder, name, version, plugin_id=None, entry_point=False, requires=requires)
 
 
-def fresh(folder: Path) -> Interpreter:
-    """Return a Python that has nothing, not even pip."""
+def fresh(folder: Path, *, pip: bool = True) -> Interpreter:
+    """Return a Python that has nothing; pip is a link to ours, as installing it takes seconds."""
     venv.create(folder, with_pip=False, symlinks=True)
+    if pip:
+        (site,) = folder.glob("lib/python*/site-packages")
+        (site / "pip").symlink_to(Path(importlib.import_module("pip").__file__ or "").parent)
     return Interpreter.at(folder / "bin/python")
 
 
@@ -229,6 +234,15 @@ def test_a_lock_that_was_changed(scene: Scene, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_environment_without_pip(scene: Scene, tmp_path: Path) -> None:
+    scene.publish(make_wheel(tmp_path / "d"))
+    scene.accept()
+    python = fresh(tmp_path / "one", pip=False)
+    install(planned(scene, python), scene.trusted(), python, tmp_path / "rollart.lock")
+    assert names(python) == {"acme-maze 1.0.0"}
+
+
+@pytest.mark.slow
 def test_a_lock_of_another_registry_is_kept(scene: Scene, tmp_path: Path) -> None:
     python = fresh(tmp_path / "one")
     other = make_scene(tmp_path / "other")
@@ -265,7 +279,7 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
 
 
 def test_what_an_interpreter_is_asked_needs_no_site_packages(tmp_path: Path) -> None:
-    python = fresh(tmp_path / "one")
+    python = fresh(tmp_path / "one", pip=False)
     assert python.installed == {}
     assert not python.has_pip
     said = subprocess.run(

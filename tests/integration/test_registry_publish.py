@@ -314,6 +314,7 @@ def test_no_file_of_a_registry_holds_a_private_key(scene: Scene) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
 
 
+@pytest.mark.slow
 def test_a_project_is_built_without_touching_it(tmp_path: Path) -> None:
     project = tmp_path / "acme-maze"
     (project / "acme_maze").mkdir(parents=True)
