@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,8 @@ from rollart_core.contracts.env import Timeouts
 from rollart_core.errors import UserError
 from rollart_core.plugins import using
 from rollart_core.testing import Outcome, check_env
-from rollart_core.testing.env_checks import CHECKS
+from rollart_core.testing.env_checks import CHECKS, run_env_checks
+from rollart_core.testing.play import Subject
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +91,20 @@ def test_exactly_that_check_fails(broken, name, said):
 def test_left_processes_are_found():
     results = check_env(zoo.LeavesProcesses, only=["nothing_left_open"])
     assert "5 processes more" in results[0].reason
+
+
+def test_a_slow_one_is_played_less_and_the_pass_says_so():
+    class Slow(zoo.Good):
+        def reset(self, **kwargs):
+            time.sleep(0.02)
+            return super().reset(**kwargs)
+
+    subject = Subject(Slow, zoo.env_spec("Slow"), budget_s=0.05)
+    results = run_env_checks(subject, only=["interleaved_instances", "oracle_reaches_the_top"])
+    assert ended(results, Outcome.FAIL) == []
+    remarks = {r.name: r.reason for r in results}
+    assert re.match(r"\d instances, not 64: an episode takes", remarks["interleaved_instances"])
+    assert re.match(r"[2-4] of 6 tasks", remarks["oracle_reaches_the_top"])
 
 
 # --- In several processes -----------------------------------------------------------------------
