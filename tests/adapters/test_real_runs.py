@@ -1,0 +1,128 @@
+"""Training runs on foreign environments, unmodified: their packages in the adapters' own Python.
+
+Needs torch here, and the packages in ``.venv-adapters`` (or ``ROLLART_ADAPTERS_PYTHON``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from adapters.openenv_process import ServerProcess
+
+from rollart_core.config_load import load_config
+from rollart_core.engine.audit import audit
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
+
+pytestmark = [pytest.mark.adapters, pytest.mark.timeout(300)]
+pytest.importorskip("torch", reason="torch is not installed here: .venv runs this")
+
+ROWS = [
+    {
+        "prompt": [{"role": "user", "content": f"{i} + {i}?"}],
+        "reward_spec": {"ground_truth": str(2 * i)},
+        "reward_model": {"ground_truth": str(2 * i)},
+    }
+    for i in range(8)
+]
+TASKS = {"tasks": {"train": ROWS, "test": ROWS[:4]}}
+CASES: dict[str, dict[str, Any]] = {
+    "gymnasium::CliffWalking-v1": {"reward": "relative"},
+    "gymnasium::FrozenLake-v1": {"make": {"is_slippery": False}},
+    "reasoning-gym::leg_counting": {},
+    "reasoning-gym::basic_arithmetic": {"extract": "text"},
+    "gem::game:GuessTheNumber-v0-easy": {},
+    "gem::rg:leg_counting": {"prompt": "{observation} Put your answer into \\boxed{}."},
+    "skyrl-gym::gsm8k": TASKS,
+    "skyrl-gym::aime": TASKS,
+    "textarena::GuessTheNumber-v0": {},
+    "textarena::FrozenLake-v0-random": {},
+}
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The adapters' interpreter."""
+    beside = Path(__file__).resolve().parents[2] / ".venv-adapters" / "bin" / "python"
+    found = os.environ.get("ROLLART_ADAPTERS_PYTHON", str(beside))
+    if not Path(found).exists():
+        pytest.skip(f"{found} is missing: `make adapters` makes it")
+    return found
+
+
+def config(folder: Path, env: dict[str, Any]) -> Path:
+    path = folder / "run.yaml"
+    content = {
+        "name": "adapters",
+        "runs_dir": str(folder / "runs"),
+        "seed": 1,
+        "mode": "async",
+        "max_staleness": 1,
+        "model": {"kind": "new", "num_layers": 1, "width": 32, "ffn_width": 48, "vocab_size": 320},
+        "env": env,
+        "trackers": [],
+        "rollout": {
+            "groups_per_batch": 2,
+            "group_size": 4,
+            "max_concurrent": 16,
+            "max_turns": 2,
+            "max_new_tokens": 4,
+            "max_context_tokens": 2048,
+        },
+        "evaluation": {"tasks": 4, "greedy": False},
+        "stop": {"batches": 2},
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def trains(folder: Path, env: dict[str, Any]) -> None:
+    report = launch(resolve_run(load_config(config(folder, env))))
+    assert report.train_steps >= 2
+    assert report.failures == {}
+    assert audit(Path(report.run_dir)).ok
+
+
+@pytest.mark.parametrize("env_id", CASES)
+def test_a_foreign_environment_trains(tmp_path: Path, python: str, env_id: str) -> None:
+    adapter, _, foreign = env_id.partition("::")
+    trains(tmp_path, {"adapter": adapter, "id": foreign, "python": python, **CASES[env_id]})
+
+
+@pytest.mark.parametrize("name", ["echo", "guess"])
+def test_an_openenv_server_trains(tmp_path: Path, python: str, name: str) -> None:
+    server = ServerProcess(python, name)
+    try:
+        trains(
+            tmp_path,
+            {"adapter": "openenv", "id": name, "base_url": server.url, "connect_s": 60.0},
+        )
+    finally:
+        server.close()
+
+
+def test_a_server_that_is_down_stops_a_run_before_it_starts(tmp_path: Path) -> None:
+    path = config(tmp_path, {"adapter": "openenv", "id": "echo", "base_url": "http://127.0.0.1:9"})
+    with pytest.raises(ValueError, match="no OpenEnv server answers"):
+        resolve_run(load_config(path))
+    assert not (tmp_path / "runs").exists()
+
+
+CHECKED = ["gem::rg:leg_counting", "skyrl-gym::aime", "textarena::TowerOfHanoi-v0"]
+
+
+@pytest.mark.parametrize("env_id", CHECKED)
+def test_rollart_check_in_the_other_python(python: str, env_id: str) -> None:
+    options = [f"python={python}"]
+    options += [f"tasks={json.dumps(TASKS['tasks'])}"] if env_id.startswith("skyrl") else []
+    command = ["-c", "from rollart_core.cli import main; main()", "check", env_id, *options]
+    done = subprocess.run([python, *command, "--json"], capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    assert [r for r in report["results"] if r["outcome"] == "FAIL"] == []
+    assert report["counts"]["PASS"] > 15
