@@ -27,11 +27,13 @@ _ASK: Final = """
 import importlib.metadata as m, importlib.util as u, json, os, platform, sys
 found = []
 for d in m.distributions():
-    if d.metadata['Name']:
-        files = [f for f in d.files or () if len(f.parts) > 1 and f.parts[0] != '..']
-        record = [str(f) for f in files if f.name == 'RECORD' and len(f.parts) == 2]
-        found.append([d.metadata['Name'], d.version, d.requires or [], str(d.locate_file('')),
-                      sorted({f.parts[0] for f in files}), (record or [''])[0]])
+    head = d.metadata
+    if head['Name']:
+        rows = [r.split(',')[0].strip('"') for r in (d.read_text('RECORD') or '').splitlines()]
+        tops = {r.split('/')[0] for r in rows if '/' in r and r[0] not in './'}
+        record = [r for r in rows if r.endswith('.dist-info/RECORD') and r.count('/') == 1]
+        found.append([head['Name'], head['Version'], head.get_all('Requires-Dist') or [],
+                      str(d.locate_file('')), sorted(tops), (record or [''])[0]])
 full = platform.python_version()
 markers = dict(
     implementation_name=sys.implementation.name, implementation_version=full, os_name=os.name,

@@ -178,6 +178,7 @@ def put(python: Interpreter, wheel: Path) -> Interpreter:
     return python.again()
 
 
+@pytest.mark.slow
 def test_what_is_there_already_stays_and_is_in_the_lock(
     scene: Scene, tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,10 +212,13 @@ def test_a_lock_that_was_changed(scene: Scene, tmp_path: Path) -> None:
     scene.publish(make_wheel(tmp_path / "d"))
     scene.publish(make_wheel(tmp_path / "d", "acme-tools", plugin_id="acme/Tool-v1"))
     scene.accept()
-    python = fresh(tmp_path / "one")
     path = tmp_path / "rollart.lock"
-    lock = lock_of(planned(scene, python), scene.trusted())
-    empty = fresh(tmp_path / "two")
+    wanted = parse_wanted("acme/Maze-v1")
+    with opened(scene.trusted()) as client:
+        release = client.find(wanted)
+        plan = Plan(wanted, ((release, client.wheel(release)),), (), (), ())
+    lock = lock_of(plan, scene.trusted())
+    empty = fresh(tmp_path / "one")
     (package,) = lock.packages
     attempts = {
         "is wanted": replace(lock, packages=(replace(package, sha256="0" * 64),)),

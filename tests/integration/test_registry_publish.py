@@ -330,11 +330,15 @@ def test_a_project_is_built_without_touching_it(tmp_path: Path) -> None:
     assert digest(project) == before
 
 
+def test_what_is_no_project(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="neither a wheel nor a folder"):
+        wheel_of(tmp_path, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_project_that_cannot_be_built(tmp_path: Path) -> None:
     project = tmp_path / "acme-maze"
     project.mkdir()
-    with pytest.raises(RegistryError, match="neither a wheel nor a folder"):
-        wheel_of(project, tmp_path)
     (project / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["no-such"]\nbuild-backend = "no_such_backend"\n'
     )
