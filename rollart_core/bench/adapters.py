@@ -192,6 +192,6 @@ def _versions(chosen: list[Case]) -> Iterator[tuple[str, str]]:
         spec = registry.spec("env_adapters", alias)
         package = spec.package if isinstance(spec, EnvAdapterSpec) else ""
         try:
-            yield package, metadata.version(package or "rollart")
+            yield package or "rollart", metadata.version(package or "rollart")
         except metadata.PackageNotFoundError:
             continue
