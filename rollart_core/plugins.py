@@ -239,8 +239,8 @@ def load(
 
 
 def _from_entry_point(found: EntryPoint) -> _Candidate:
-    dist = found.dist
-    name, version = (dist.name, dist.version) if dist else ("?", "?")
+    metadata = found.dist.metadata if found.dist else None  # parsed anew at each look
+    name, version = (metadata["Name"], metadata["Version"]) if metadata else ("?", "?")
     candidate = _Candidate(Plugin(found.name, found.value, name, version))
     _import(candidate, found.value)
     return candidate

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+# Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
+# most of them.
+sys.dont_write_bytecode = False
+# What is made while tests are collected stays for good: looking through it for garbage is in vain.
+gc.disable()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,3 +31,9 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set ROLLART_SHARED to where they are")
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not in what is there already."""
+    gc.freeze()
+    gc.enable()

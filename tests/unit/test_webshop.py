@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 import threading
 
@@ -13,9 +12,7 @@ from gymnasium.error import ResetNeeded
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.config import WebShopConfig
 from rollart_envs.webshop.generate import generate
-from rollart_envs.webshop.goals import synthetic_goals
 from rollart_envs.webshop.nouns import RuleNouns, make_nouns
-from rollart_envs.webshop.products import load_products
 from rollart_envs.webshop.reward import judge
 from rollart_envs.webshop.session import parse_action
 from rollart_envs.webshop.words import ATTRIBUTES, BRANDS, FINISHES, HOWS, KINDS
@@ -38,18 +35,6 @@ def buy_like_an_expert(env: WebShopEnv, max_turns: int = 15) -> tuple[float, int
         assert reward == 0
         assert turn < max_turns
     raise AssertionError
-
-
-@pytest.mark.parametrize("difficulty", [1, 2, 3])
-def test_the_expert_succeeds_in_as_few_turns_as_there_are_clicks(difficulty):
-    env = WebShopEnv(**SMALL, difficulty=difficulty, num_products=None if difficulty == 1 else 84)
-    for split in ("train", "warm", "test"):
-        for task in range(0, env.num_tasks(split), 97):
-            env.reset(options={"task": task, "split": split})
-            reward, turns, info = buy_like_an_expert(env)
-            assert reward == 1
-            assert info["success"] is True
-            assert turns == (5 if difficulty < 3 else 6)
 
 
 def test_a_small_episode_reads_as_documented():
@@ -125,24 +110,6 @@ def test_no_word_is_in_two_lists():
     nouns = [noun for kind in KINDS for noun in kind.nouns]
     everything = [*BRANDS, *ATTRIBUTES, *nouns, *HOWS, *FINISHES, *values]
     assert len(everything) == len(set(everything))
-
-
-@pytest.mark.parametrize("difficulty", [1, 3])
-def test_every_wrong_option_costs_reward(difficulty):
-    """Upstream's matcher is fuzzy; the catalogue offers no value that it takes for another."""
-    rows, attributes, human = generate(40, difficulty)
-    products = load_products(rows, attributes, human)
-    prices = {p.asin: 1.0 for p in products}
-    by_asin = {p.asin: p for p in products}
-    nouns = RuleNouns()
-    for goal in synthetic_goals(products, prices, random.Random(0))[::37]:
-        product = by_asin[goal.asin]
-        right = dict(goal.goal_options)
-        assert judge(product, goal, 1.0, right, nouns).success
-        for name, values in product.options.items():
-            for value in set(values) - {right[name]}:
-                outcome = judge(product, goal, 1.0, {**right, name: value}, nouns)
-                assert outcome.reward < 1, (value, goal.goal_options)
 
 
 def test_the_catalogue_is_the_same_for_the_same_seed_only():
