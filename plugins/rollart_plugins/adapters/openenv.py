@@ -12,7 +12,8 @@ Never: starts a server, or imports OpenEnv.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import string
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import gymnasium
@@ -27,6 +28,8 @@ from rollart_plugins.adapters.base import DEFAULT_SPLITS, UNKNOWN_RANGE, Adapter
 from rollart_plugins.adapters.openenv_client import Client, InvalidAction, Server, fetch
 from rollart_plugins.adapters.openenv_text import Mapper, new_mapper
 
+NUM_PAGES = 20
+"""Of a corpus."""
 Seconds = Annotated[float, Field(gt=0)]
 _Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
@@ -160,6 +163,12 @@ class OpenEnvEnv(gymnasium.Env[Observation, str]):
             return self._stepped(await self._client.acall("step", self._payload(action)))
         except InvalidAction as e:
             return self._refused(e)
+
+    def corpus(self) -> Iterator[str]:
+        """Yield first pages, and every letter, for a tokenizer made from nothing."""
+        yield string.printable
+        for index in range(min(NUM_PAGES, self.num_tasks(next(iter(self._splits))))):
+            yield str(self.reset(options={"task": index})[0])
 
     def close(self) -> None:
         """End the session."""
