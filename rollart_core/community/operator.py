@@ -178,7 +178,11 @@ class Operator:
             self.publish(state, {"targets": self.sign_targets(state, targets.delegations)})
 
     def _policy(self) -> dict[str, Any]:
-        policy: dict[str, Any] = json.loads((self.keys / _POLICY).read_text("utf-8"))
+        path = self.keys / _POLICY
+        try:
+            policy: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as e:
+            raise RegistryError(f"cannot read {path} ({e}): put a copy of it back") from e
         return policy
 
     def validity(self) -> Validity:

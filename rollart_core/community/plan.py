@@ -8,12 +8,13 @@ its hash. Never: lets pip take a distribution of the registry's owners from an i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rollart_core.community.client import Client
@@ -172,7 +173,14 @@ def _present(
             if name not in coming:
                 yield name, installed.version
             if name != CORE:
-                waiting += parsed_requires(installed.requires)
+                waiting += _readable(installed.requires)
+
+
+def _readable(requires: Sequence[str]) -> Iterable[Requirement]:
+    """Yield requirements, without those of old packages that nobody can read any more."""
+    for text in requires:
+        with suppress(InvalidRequirement):
+            yield Requirement(text)
 
 
 def _replaced(interpreter: Interpreter, coming: Sequence[Pinned | Release]) -> Iterable[str]:

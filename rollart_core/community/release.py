@@ -7,11 +7,13 @@ the two differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 from pydantic import TypeAdapter, ValidationError
 from tuf.api.metadata import TargetFile
@@ -21,6 +23,8 @@ from rollart_core.community.wheel import Wheel
 from rollart_core.contracts.spec import ID_PATTERN
 from rollart_core.errors import RegistryError, first_line
 from rollart_core.plugins import GROUP
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +173,28 @@ def release_of_target(owner: str, target: TargetFile) -> Release:
     custom = target.custom if isinstance(target.custom, dict) else {}
     record = custom.get("release")
     source = f"{owner} signed a malformed record for {target.path!r}"
-    if folder != owner or not isinstance(record, dict) or "sha256" not in target.hashes:
+    sha256 = target.hashes.get("sha256", "")
+    if folder != owner or not isinstance(record, dict) or not _SHA256.fullmatch(sha256):
         raise RegistryError(source)
-    facts = {"wheel": name, "sha256": target.hashes["sha256"], "length_bytes": target.length}
+    facts = {"wheel": name, "sha256": sha256, "length_bytes": target.length}
     try:
         release = _adapter().validate_python(record | facts, strict=False)
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         raise RegistryError(f"{source}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from e
+    _check_file_name(release, source)
     check_names(release.provides, release.distribution, owner)
     return release
+
+
+def _check_file_name(release: Release, source: str) -> None:
+    """Check that the wheel's file name says the same distribution and version as the record."""
+    try:
+        distribution, version, _, _ = parse_wheel_filename(release.wheel)
+    except InvalidWheelFilename as e:
+        raise RegistryError(f"{source}: {first_line(str(e))}") from e
+    if (distribution, str(version)) != (release.distribution, release.version):
+        raise RegistryError(f"{source}: it is a record of {release}")
 
 
 def release_of(wheel: Wheel, owner: str, check: CheckReport, published: str) -> Release:

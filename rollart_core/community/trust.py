@@ -78,7 +78,11 @@ def all_trusted() -> list[Trusted]:
     """Return every registry this person trusts."""
     found = []
     for path in sorted(state_folder().glob("*/registry.json")):
-        known = trusted(json.loads(path.read_text("utf-8"))["base"])
+        try:
+            base = str(json.loads(path.read_text("utf-8"))["base"])
+        except (OSError, ValueError, KeyError) as e:
+            raise RegistryError(f"{path.parent} is damaged ({e}): remove it") from e
+        known = trusted(base)
         if known is not None:
             found.append(known)
     return found

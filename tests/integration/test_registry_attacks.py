@@ -336,6 +336,34 @@ def test_a_record_that_is_not_true_of_its_wheel(scene: Scene, tmp_path: Path) ->
         fetch(scene, str(scene.tree.path))
 
 
+MALFORMED: dict[str, Any] = {
+    "version": lambda record, target: record.update(version="newest"),
+    "another version": lambda record, target: record.update(version="7.0"),
+    "a hash that is a path": lambda record, target: target.hashes.update(sha256="../../../evil"),
+    "no list": lambda record, target: record.update(provides="everything"),
+    "nothing": lambda record, target: record.clear(),
+    "an id of another": lambda record, target: record["provides"][0].update(id="other/Maze-v1"),
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_record(scene: Scene, change: Any) -> None:
+    with opened(scene.trusted()) as client:
+        target = client.releases()[0].as_target()
+    change(target.custom["release"], target)
+    folder = scene.tree.submissions / "acme"
+    folder.mkdir(parents=True)
+    (folder / "acme.json").write_bytes(forged(scene, "acme", {target.path: target}, 2))
+    (outcome,) = accept(scene.operator())
+    assert outcome.refused is not None
+    careless = scene.operator()
+    metadata = Metadata[Targets].from_file(str(folder / "acme.json"))
+    careless.publish(careless.state(), {"acme": metadata})
+    with opened(scene.trusted()) as client:
+        assert client.releases() == ()
+        assert list(client.refused) == ["acme"]
+
+
 HARMFUL = {
     "../evil.py": "leads out",
     "/tmp/evil.py": "leads out",
