@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache, partial
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -239,11 +239,17 @@ def load(
 
 
 def _from_entry_point(found: EntryPoint) -> _Candidate:
-    metadata = found.dist.metadata if found.dist else None  # parsed anew at each look
-    name, version = (metadata["Name"], metadata["Version"]) if metadata else ("?", "?")
+    name, version = _name_and_version(found.dist) if found.dist else ("?", "?")
     candidate = _Candidate(Plugin(found.name, found.value, name, version))
     _import(candidate, found.value)
     return candidate
+
+
+@lru_cache(maxsize=256)
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    """Return both from one look into the metadata, which are parsed anew at each."""
+    metadata = dist.metadata
+    return metadata["Name"], metadata["Version"]
 
 
 def _from_environ(module: str) -> _Candidate:

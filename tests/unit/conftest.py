@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoints
 
 import pytest
+
+from rollart_core import plugins
 
 HEAVY = frozenset({"torch", "transformers", "hypothesis", "ray"})
 
@@ -16,3 +20,17 @@ def _light() -> Iterator[None]:
     before = HEAVY & set(sys.modules)
     yield
     assert HEAVY & set(sys.modules) == before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> Iterator[None]:
+    """Look for installed distributions once for each ``sys.path``, not at every load of plugins."""
+    real = plugins.entry_points
+
+    @cache
+    def found(path: tuple[str, ...], group: str) -> EntryPoints:
+        return real(group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "entry_points", lambda group: found(tuple(sys.path), group))
+        yield
