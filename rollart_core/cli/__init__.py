@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+if TYPE_CHECKING:
+    import typer
 
 
 class Command(NamedTuple):
@@ -96,96 +96,39 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-class LazyGroup(TyperGroup):
-    """A group that knows its commands by name and summary, and imports one when it is called."""
-
-    def __init__(self, **attrs: Any) -> None:
-        super().__init__(**attrs)
-        for name, command in COMMANDS.items():
-            self.add_command(TyperCommand(name=name, help=command.summary))
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command itself, where the help only has its summary."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            self._add_plugin_commands()
-        name, command, rest = super().resolve_command(ctx, args)
-        if name in COMMANDS:
-            listed = COMMANDS[name]
-            command = _imported(name, listed.entry_point, f"Example: {listed.example}")
-        return name, command, rest
-
-    def _add_plugin_commands(self) -> None:
-        """Add what plugins bring; an unknown name is then refused as usual."""
-        from rollart_core.plugins import plugins
-
-        for name, registered in plugins().registered("commands").items():
-            self.add_command(_LazyPluginCommand(name=name, entry=registered.spec.entry_point))
-
-
-class _LazyPluginCommand(TyperCommand):
-    """A plugin's command, imported when it is parsed."""
-
-    def __init__(self, *, name: str, entry: str) -> None:
-        super().__init__(name=name)
-        self._entry = entry
-
-    def make_context(
-        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
-    ) -> Any:
-        """Hand over to the command itself."""
-        command = _imported(str(self.name), self._entry, None)
-        return command.make_context(info_name, args, parent=parent, **extra)
-
-
-def _imported(name: str, entry_point: str, epilog: str | None) -> Any:
-    module, _, attribute = entry_point.partition(":")
-    found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name=name, epilog=epilog)(found)
-        found = app
-    command = typer.main.get_command(found)
-    command.name = name
-    return command
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"rollart {version('rollart')}")
-        raise typer.Exit
-
-
 def build_app() -> typer.Typer:
     """Return the typer app."""
-    # Plain help: rich's panels take a tenth of a second to import.
-    app = typer.Typer(
-        cls=LazyGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None
-    )
+    from rollart_core.cli.app import build_app
 
-    @app.callback(epilog="Example: rollart run examples/hello.yaml --dry-run")
-    def rollart(
-        version: bool = typer.Option(
-            False, "--version", callback=_version, is_eager=True, help="Show the version."
-        ),
-    ) -> None:
-        """Train LLM agents with reinforcement learning; every part is a plugin.
-
-        Plugins may add commands of their own: see them with `rollart list commands`.
-        """
-
-    return app
+    return build_app()
 
 
 def main() -> None:
     """Run the command line and exit."""
     try:
-        typer.main.get_command(build_app())(prog_name="rollart")
+        if _listed(sys.argv[1:]):
+            sys.exit(0)
+        from rollart_core.cli.app import run_app
+
+        run_app()
     except Exception as e:
         from rollart_core.errors import RollartError
 
         if not isinstance(e, RollartError) or os.environ.get("ROLLART_TRACEBACK"):
             raise
-        typer.echo("\n".join(f"Error: {line}" for line in str(e).splitlines()), err=True)
+        print("\n".join(f"Error: {line}" for line in str(e).splitlines()), file=sys.stderr)
         sys.exit(1)
+
+
+def _listed(arguments: Sequence[str]) -> bool:
+    """Answer a plain ``rollart list``, for which importing typer would take as long as the rest.
+
+    Whatever else is asked, help and mistakes included, is typer's.
+    """
+    kinds = [argument for argument in arguments[1:] if argument != "--json"]
+    if arguments[:1] != ["list"] or len(kinds) > 1 or any(k.startswith("-") for k in kinds):
+        return False
+    from rollart_core.cli.listing import show
+
+    show(kinds[0] if kinds else None, as_json="--json" in arguments)
+    return True

@@ -38,7 +38,9 @@ def fields_of(model: type[BaseModel]) -> list[FieldHelp]:
         FieldHelp(
             name,
             _type_name(field.annotation) + _bounds(field.metadata),
-            "required" if field.is_required() else repr(field.get_default(call_default_factory=True)),
+            "required"
+            if field.is_required()
+            else repr(field.get_default(call_default_factory=True)),
             field.description or meanings.get(name, ""),
         )
         for name, field in model.model_fields.items()

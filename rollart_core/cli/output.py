@@ -13,15 +13,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def print_json(value: object) -> None:
     """Print one JSON object; NaN and infinities, which JSON does not have, become null."""
-    typer.echo(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+    print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -48,12 +46,12 @@ def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
     indent = sum(widths) + 2 * len(widths) + 1
     width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
     room = max(20, width - indent) if width else 10**6
-    typer.secho(title, bold=True)
+    print(f"\033[1m{title}\033[0m" if sys.stdout.isatty() else title)
     for line in lines:
         start = "".join(f"{cell:{n}}  " for cell, n in zip(line[:-1], widths, strict=True))
         last = textwrap.wrap(line[-1], room) or [""]
-        typer.echo("\n".join([f" {start}{last[0]}", *(" " * indent + more for more in last[1:])]))
-    typer.echo()
+        print("\n".join([f" {start}{last[0]}", *(" " * indent + more for more in last[1:])]))
+    print()
 
 
 def plain(value: object) -> str:
