@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoints
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,10 @@ def _light(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _installed() -> Iterator[None]:
     """Look for installed distributions once for each ``sys.path``, not at every load of plugins."""
-    real = plugins.entry_points
 
     @cache
     def found(path: tuple[str, ...], group: str) -> EntryPoints:
-        return real(group=group)
+        return entry_points(group=group)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "entry_points", lambda group: found(tuple(sys.path), group))
