@@ -1,0 +1,1 @@
+"""The parts of software-repair environments: tasks, patches, logs, grading, tools."""

@@ -1,0 +1,288 @@
+"""Judges one function by its hidden test: a single file for any Python from 3.8, run in a box.
+
+Takes: one JSON object on stdin (``FunctionTask.request``). Gives: one JSON line on stdout that
+bears the request's nonce. Never: lets the candidate into the process that holds the test.
+
+    judge (this process)                                candidate (a process of its own)
+      the hidden test, the nonce, stdout                  its source, one end of a socket
+      check(call) -- entry point's arguments as data -->  function(*arguments)
+                  <-- its result as data ---------------
+
+The candidate answers with plain values (numbers, text, lists, ...), which the judge builds anew.
+So nothing that it does to itself counts: exiting early, ``atexit``, patched builtins, an ``__eq__``
+that is always true, or prints. It has no stdout, and on Linux it cannot look into the judge's
+memory or files: the judge is not dumpable, and where it is root the candidate has no capabilities.
+
+A function that changes its arguments changes copies: tests that look at them are not of this
+format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+MEMORY_BYTES = 1 << 30
+FILE_BYTES = 1 << 20
+MESSAGE_BYTES = 1 << 24
+DEPTH = 50
+
+
+def pack(value: Any, depth: int = 0) -> Any:
+    """Return a plain value as JSON can hold it; TypeError for anything else."""
+    kind = type(value)
+    if depth > DEPTH:
+        raise TypeError("too deep")
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return {"int": format(value, "x")}  # hex: decimal is limited to 4,300 digits
+    if kind is float:
+        return {"float": value.hex()}
+    if kind is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if kind in (bytes, bytearray):
+        return {kind.__name__: value.hex()}
+    if kind is list:
+        return [pack(item, depth + 1) for item in value]
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [pack(item, depth + 1) for item in value]}
+    if kind is dict:
+        pairs = [[pack(k, depth + 1), pack(v, depth + 1)] for k, v in value.items()]
+        return {"dict": pairs}
+    if isinstance(value, (int, float, str, list, tuple, set, frozenset, dict)):
+        return pack(_plain(value), depth)
+    raise TypeError(f"a {kind.__name__} is no plain value")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a subclass (a Counter, a numpy float) as its plain class."""
+    for kind in (int, float, str, list, tuple, frozenset, set, dict):
+        if isinstance(value, kind):
+            make: Any = kind
+            return make(value)
+    raise TypeError("no plain value")
+
+
+def unpack(value: Any) -> Any:
+    """Return what :func:`pack` was given; only builtin classes come of it."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    ((kind, held),) = value.items()
+    if kind == "dict":
+        return {unpack(k): unpack(v) for k, v in held}
+    if kind in _BUILDERS:
+        return _BUILDERS[kind](held)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+_BUILDERS: dict[str, Any] = {
+    "int": lambda held: int(held, 16),
+    "float": float.fromhex,
+    "complex": lambda held: complex(float.fromhex(held[0]), float.fromhex(held[1])),
+    "bytes": bytes.fromhex,
+    "bytearray": lambda held: bytearray(bytes.fromhex(held)),
+    "tuple": lambda held: tuple(unpack(item) for item in held),
+    "set": lambda held: {unpack(item) for item in held},
+    "frozenset": lambda held: frozenset(unpack(item) for item in held),
+}
+
+
+def send(link: socket.socket, message: Any) -> None:
+    """Send one message: its length on a line, then JSON."""
+    body = json.dumps(message).encode("utf-8", "surrogatepass")
+    link.sendall(b"%d\n" % len(body) + body)
+
+
+def receive(reader: Any) -> Any:
+    """Return the next message; EOFError when the other side is gone."""
+    head = reader.readline(20)
+    if not head.endswith(b"\n"):
+        raise EOFError("the candidate's process ended")
+    size = int(head)
+    if not 0 <= size <= MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    body = reader.read(size)
+    if len(body) != size:
+        raise EOFError("the candidate's process ended")
+    return json.loads(body.decode("utf-8", "surrogatepass"))
+
+
+class CandidateError(BaseException):
+    """The candidate could not be asked, or answered nonsense; no ``except Exception`` eats it."""
+
+
+class Candidate:
+    """A candidate in a process of its own, called like the function it holds."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", os.path.abspath(__file__), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"},
+            )
+        self._reader = self._link.makefile("rb")
+
+    def load(self, source: str, entry_point: str, cpu_s: int) -> None:
+        """Have the process run the source."""
+        self._ask({"source": source, "entry_point": entry_point, "cpu_s": cpu_s})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the candidate's function; an exception it raises is raised here."""
+        answer = self._ask({"args": pack(list(args)), "kwargs": pack(kwargs)})
+        if "raised" in answer:
+            raise _raised(answer["raised"])
+        try:
+            return unpack(answer["value"])
+        except Exception as error:
+            raise self._failed(f"its answer cannot be read: {type(error).__name__}") from None
+
+    def _ask(self, message: Any) -> Any:
+        try:
+            send(self._link, message)
+            answer = receive(self._reader)
+        except (OSError, ValueError, EOFError, RecursionError) as error:
+            raise self._failed(str(error) or type(error).__name__) from None
+        if not isinstance(answer, dict):
+            raise self._failed("its answer cannot be read")
+        if "refused" in answer:
+            raise self._failed(f"it does not load: {answer['refused']}")
+        return answer
+
+    def _failed(self, problem: str) -> CandidateError:
+        # Remembered, for a hidden test might catch everything.
+        self.problem = problem
+        return CandidateError(problem)
+
+    def close(self) -> None:
+        """End the process and what it started in its group."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.close()
+        self._link.close()
+
+
+def _raised(name: Any) -> BaseException:
+    kind: Any = getattr(__import__("builtins"), str(name), None)
+    is_plain = isinstance(kind, type) and issubclass(kind, Exception)
+    try:
+        return kind("raised by the candidate") if is_plain else RuntimeError(str(name))
+    except TypeError:
+        return RuntimeError(str(name))
+
+
+def _serve(link: socket.socket) -> None:
+    """Be the candidate: run its source, then answer calls until the judge is gone."""
+    reader = link.makefile("rb")
+    order = receive(reader)
+    _limit(order["cpu_s"])
+    names = {"__name__": "candidate", "__builtins__": __builtins__}
+    try:
+        exec(compile(order["source"], "candidate.py", "exec", dont_inherit=True), names)
+        function: Any = names[order["entry_point"]]
+    except BaseException as error:
+        send(link, {"refused": f"{type(error).__name__}: {str(error)[:200]}"})
+        return
+    send(link, {})
+    while True:
+        call = receive(reader)
+        try:
+            answer = {"value": pack(function(*unpack(call["args"]), **unpack(call["kwargs"])))}
+        except BaseException as error:
+            answer = {"raised": type(error).__name__}
+        send(link, answer)
+
+
+def _limit(cpu_s: int) -> None:
+    import resource
+
+    for what, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(what)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (value, value))
+
+
+def _hide() -> None:
+    """Close this process's memory and files to the candidate, on Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        prctl = ctypes.CDLL(None).prctl
+        prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: closed to others of the same user
+        for capability in range(64):
+            prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP: where this is root, it has no heirs
+
+
+def judge(request: Any) -> Any:
+    """Return the verdict on one request: ``passed``, or ``failed`` with a reason."""
+    candidate = Candidate()
+    _ring_after(request["timeout_s"])
+    try:
+        reason = _run_test(request, candidate)
+    except AssertionError:
+        reason = "an assertion of the hidden test failed"
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        candidate.close()
+    return {"verdict": "failed" if reason else "passed", "reason": reason}
+
+
+def _run_test(request: Any, candidate: Candidate) -> str:
+    """Run the hidden test on the candidate; helpers it calls are the reference's."""
+    names: Any = {"__name__": "hidden_test"}
+    exec(compile(request["reference"], "reference.py", "exec", dont_inherit=True), names)
+    cpu_s = math.ceil(request["timeout_s"]) + 1
+    candidate.load(request["candidate"], request["entry_point"], cpu_s)
+    names[request["entry_point"]] = candidate
+    exec(compile(request["test"], "hidden_test.py", "exec", dont_inherit=True), names)
+    return candidate.problem
+
+
+def _ring_after(timeout_s: float) -> None:
+    """Raise when the time is over, wherever the test is then."""
+
+    def ring(*_: Any) -> None:
+        raise CandidateError(f"out of time: {timeout_s:.3g} s")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+
+
+def main() -> None:
+    """Judge the request on stdin."""
+    _hide()
+    request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
+    answer = dict(judge(request), nonce=request["nonce"])
+    # What the test itself prints goes before, perhaps without the end of its line.
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        main()

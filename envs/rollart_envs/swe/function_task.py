@@ -1,0 +1,158 @@
+"""Function-repair tasks, in HumanEvalPack's format: one buggy function, hidden tests.
+
+Takes: one row. Gives: a :class:`FunctionTask`: what the agent sees, what it must not, and what
+:mod:`rollart_envs.swe.function_judge` is asked and answers. Never: runs anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rollart_envs.swe.task import RowError
+
+Verdict: TypeAlias = Literal["passed", "failed", "error"]
+_FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of running the hidden test."""
+
+    verdict: Verdict
+    """``error``: the judge gave no answer of its own (killed, out of time, box broken)."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTask:
+    """One function with a bug."""
+
+    task_id: str
+    entry_point: str
+    declaration: str
+    """Imports, helpers and the line with ``def``."""
+    buggy_solution: str
+    """The body as the agent gets it."""
+    canonical_solution: str
+    test: str
+    """Defines ``check`` and calls it."""
+    instruction: str
+    bug_type: str = ""
+
+    @property
+    def buggy_code(self) -> str:
+        """The whole function with its bug."""
+        return self.declaration + self.buggy_solution
+
+    @property
+    def gold_code(self) -> str:
+        """The whole function, mended."""
+        return self.declaration + self.canonical_solution
+
+    def statement(self) -> str:
+        """Return what the agent is asked: what the function is for, and how it stands."""
+        return (
+            f"{self.instruction.strip()}\n\n"
+            f"The function `{self.entry_point}` below has a bug. Mend it.\n\n"
+            f"```python\n{self.buggy_code.strip()}\n```\n"
+        )
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return what the agent must never read: the hidden test and the mended body.
+
+        A body is given only if it is not part of what the agent sees anyway.
+        """
+        seen = self.statement()
+        return tuple(
+            text
+            for text in (self.test.strip(), self.canonical_solution.strip())
+            if text and text not in seen
+        )
+
+    def request(self, candidate: str, *, nonce: str, timeout_s: float = 10.0) -> bytes:
+        """Return what the judge reads from its stdin.
+
+        Args:
+            candidate: The agent's source.
+            nonce: Random text that only this request holds; the answer has to bear it.
+            timeout_s: For the whole test, the candidate's start included.
+        """
+        return json.dumps(
+            {
+                "nonce": nonce,
+                "candidate": candidate,
+                "reference": self.gold_code,
+                "test": self.test,
+                "entry_point": self.entry_point,
+                "timeout_s": timeout_s,
+            }
+        ).encode("utf-8", "surrogatepass")
+
+
+def function_task(row: Mapping[str, object]) -> FunctionTask:
+    """Return the task in a row.
+
+    Raises:
+        RowError: A field is missing, empty or of the wrong kind, or the source cannot be compiled.
+    """
+    task = FunctionTask(
+        task_id=_text(row, "task_id"),
+        entry_point=_text(row, "entry_point"),
+        declaration=_text(row, "declaration"),
+        buggy_solution=_text(row, "buggy_solution"),
+        canonical_solution=_text(row, "canonical_solution"),
+        test=_text(row, "test"),
+        instruction=_text(row, "instruction"),
+        bug_type=str(row.get("bug_type") or ""),
+    )
+    if not re.search(rf"^def {re.escape(task.entry_point)}\b", task.declaration, re.MULTILINE):
+        raise RowError("declaration", f"does not define the entry point {task.entry_point!r}")
+    for name, code in (("canonical_solution", task.gold_code), ("test", task.test)):
+        try:
+            compile(code, "<row>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise RowError(name, f"is no Python: {error}") from None
+    return task
+
+
+def candidate_of(answer: str) -> str:
+    """Return the source in a model's answer: its last fenced block, or all of it without one."""
+    blocks = _FENCED.findall(answer)
+    return str(blocks[-1]) if blocks else answer
+
+
+def read_judgement(stdout: bytes, nonce: str) -> Judgement:
+    """Return what the judge said.
+
+    Only one line counts: JSON that bears the nonce of the request. Anything else on stdout is
+    passed over, and two such lines are no answer.
+    """
+    answers = [found for line in stdout.splitlines() if (found := _answer(line, nonce))]
+    if len(answers) != 1:
+        return Judgement("error", f"the judge answered {len(answers)} times instead of once")
+    verdict = answers[0].get("verdict")
+    reason = str(answers[0].get("reason", ""))
+    if verdict == "passed":
+        return Judgement("passed", reason)
+    return Judgement("failed" if verdict == "failed" else "error", reason)
+
+
+def _answer(line: bytes, nonce: str) -> dict[str, object] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("nonce") == nonce else None
+
+
+def _text(row: Mapping[str, object], name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        raise RowError(name, "is missing")
+    if not isinstance(value, str) or not value.strip():
+        raise RowError(name, f"is {value!r:.60}; it has to be text that is not empty")
+    return value

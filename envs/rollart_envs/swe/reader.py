@@ -1,0 +1,132 @@
+"""Files of task rows: JSON lines or Parquet, each bad row named.
+
+Takes: a path, and what makes a task of a row. Gives: :class:`Rows`, the good tasks and the bad
+rows. Never: drops a row in silence, or gives two tasks with one id.
+
+By default a bad row stops the reading of nothing: it is listed in ``Rows.bad``, and whoever reads
+shows it. With ``strict=True`` the first bad row raises. A file without any good row always raises.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+from rollart_core.errors import UserError
+from rollart_envs.swe.function_task import FunctionTask, function_task
+from rollart_envs.swe.task import RepairTask, RowError, repair_task
+
+T = TypeVar("T")
+Row: TypeAlias = Mapping[str, object]
+
+
+class TaskFileError(UserError, ValueError):
+    """A task file that cannot be read; says which file, which row and which field."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is no task."""
+
+    path: Path
+    row: int
+    """Counted from 1; in JSON lines this is the line."""
+    name: str
+    """The id of the task, if the row has one."""
+    problem: str
+
+    def __str__(self) -> str:
+        named = f" ({self.name})" if self.name else ""
+        return f"{self.path}, row {self.row}{named}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Generic[T]):
+    """What a file held."""
+
+    tasks: tuple[T, ...]
+    bad: tuple[BadRow, ...] = ()
+
+
+def read_repair_tasks(path: Path, *, strict: bool = False) -> Rows[RepairTask]:
+    """Read tasks in SWE-bench's format from ``.jsonl`` or ``.parquet``.
+
+    Raises:
+        TaskFileError: The file cannot be read or holds no task, or with ``strict`` a row is bad.
+    """
+    return _read(path, repair_task, "instance_id", strict)
+
+
+def read_function_tasks(path: Path, *, strict: bool = False) -> Rows[FunctionTask]:
+    """Read tasks in HumanEvalPack's format from ``.jsonl`` or ``.parquet``.
+
+    Raises:
+        TaskFileError: The file cannot be read or holds no task, or with ``strict`` a row is bad.
+    """
+    return _read(path, function_task, "task_id", strict)
+
+
+def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> Rows[T]:
+    tasks: dict[str, T] = {}
+    bad: list[BadRow] = []
+    for number, found in _rows(path):
+        name = "" if isinstance(found, RowError) else str(found.get(id_field) or "")
+        try:
+            if isinstance(found, RowError):
+                raise found
+            task = make(found)
+            if name in tasks:
+                raise RowError(id_field, "stands in an earlier row already")
+            tasks[name] = task
+        except RowError as error:
+            bad.append(BadRow(path, number, name, str(error)))
+            if strict:
+                raise TaskFileError(str(bad[-1])) from None
+    if not tasks:
+        raise TaskFileError(str(bad[0]) if bad else f"{path}: holds no rows")
+    return Rows(tuple(tasks.values()), tuple(bad))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+    kinds = {".jsonl": _json_rows, ".parquet": _parquet_rows}
+    if path.suffix not in kinds:
+        raise TaskFileError(f"{path}: has to end in {' or '.join(kinds)}")
+    try:
+        yield from kinds[path.suffix](path)
+    except OSError as error:
+        raise TaskFileError(f"{path}: {error.strerror or error}") from None
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _json_row(line)
+
+
+def _json_row(line: bytes) -> Row | RowError:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:  # broken UTF-8 is a ValueError as well
+        return RowError("(the whole line)", f"is no JSON: {error}")
+    if not isinstance(value, dict):
+        return RowError("(the whole line)", f"is a {type(value).__name__}, no JSON object")
+    return value
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pa.ArrowInvalid as error:
+        raise TaskFileError(f"{path}: cannot be read as Parquet: {error}") from None

@@ -1,0 +1,156 @@
+"""Repository-level repair tasks, in SWE-bench's format.
+
+Takes: one row, as JSON or Parquet gives it. Gives: a :class:`RepairTask`. Never: reads a file, or
+lets a row through whose test ids, commit or patches cannot be what they should be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+
+
+class RowError(ValueError):
+    """A row that is no task; says which field, what it holds and what it should hold."""
+
+    def __init__(self, field_name: str, problem: str) -> None:
+        super().__init__(f"field {field_name!r}: {problem}")
+        self.field = field_name
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTask:
+    """One issue of a repository, with the tests that tell whether it is mended."""
+
+    instance_id: str
+    repo: str
+    """``owner/name``, or the name of a package."""
+    base_commit: str
+    problem_statement: str
+    patch: str
+    """The gold patch."""
+    test_patch: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    hints_text: str = ""
+    version: str = ""
+    environment_setup_commit: str = ""
+    created_at: str = ""
+    image: str | None = None
+    """The container image in which the repository is installed, if the row names one."""
+    test_command: str | None = None
+    """The shell command that runs its tests, if the row names one."""
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)
+    """Fields that are not the format's own, as they stood."""
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return what the agent must never read: the gold patch and the tests to come."""
+        return tuple(text for text in (self.patch, self.test_patch) if text.strip())
+
+
+def repair_task(row: Mapping[str, object]) -> RepairTask:
+    """Return the task in a row.
+
+    Raises:
+        RowError: A field is missing, empty or of the wrong kind.
+    """
+    fail_to_pass = test_ids(row, "FAIL_TO_PASS")
+    if not fail_to_pass:
+        raise RowError("FAIL_TO_PASS", "is empty; at least one test has to fail before the repair")
+    return RepairTask(
+        instance_id=_needed(row, "instance_id"),
+        repo=_needed(row, "repo"),
+        base_commit=_commit(row),
+        problem_statement=_needed(row, "problem_statement"),
+        patch=_diff(row, "patch"),
+        test_patch=_diff(row, "test_patch"),
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        hints_text=_text(row, "hints_text"),
+        version=_text(row, "version"),
+        environment_setup_commit=_text(row, "environment_setup_commit"),
+        created_at=_text(row, "created_at"),
+        image=_text(row, "image") or _text(row, "image_name") or None,
+        test_command=_test_command(row),
+        extra={key: value for key, value in row.items() if key not in _KNOWN},
+    )
+
+
+def test_ids(row: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """Return a field that lists test ids: a list, or a JSON string that holds one."""
+    value = _present(row, name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RowError(name, f"is text, but no JSON list: {error}") from None
+    if not isinstance(value, list | tuple):
+        raise RowError(name, f"is a {type(value).__name__}; it has to be a list of test ids")
+    for position, test in enumerate(value):
+        if not isinstance(test, str) or not test.strip():
+            raise RowError(name, f"holds {test!r} at position {position}; it has to be a test id")
+    return tuple(dict.fromkeys(value))
+
+
+test_ids.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _present(row: Mapping[str, object], name: str) -> object:
+    if row.get(name) is None:
+        raise RowError(name, "is missing")
+    return row[name]
+
+
+def _text(row: Mapping[str, object], name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise RowError(name, f"is a {type(value).__name__}; it has to be text")
+    return value
+
+
+def _needed(row: Mapping[str, object], name: str) -> str:
+    _present(row, name)
+    text = _text(row, name)
+    if not text.strip():
+        raise RowError(name, "is empty")
+    return text
+
+
+def _commit(row: Mapping[str, object]) -> str:
+    commit = _needed(row, "base_commit")
+    if not _COMMIT.fullmatch(commit):
+        # It is handed to git: what begins with a dash would be an option.
+        raise RowError("base_commit", f"is {commit[:60]!r}; it has to be a commit's hex digits")
+    return commit
+
+
+def _diff(row: Mapping[str, object], name: str) -> str:
+    text = _needed(row, name)
+    if "\n+++ " not in f"\n{text}" and "diff --git " not in text:
+        raise RowError(name, f"begins with {text[:40]!r}; it has to be a unified diff")
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _test_command(row: Mapping[str, object]) -> str | None:
+    command = _text(row, "test_command") or _text(row, "test_cmd")
+    setup = row.get("setup_info")
+    if not command and isinstance(setup, Mapping):
+        command = _text(setup, "test_cmd")
+    return command or None
+
+
+_KNOWN = frozenset(
+    (
+        *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"),
+        *("FAIL_TO_PASS", "PASS_TO_PASS", "hints_text", "version", "environment_setup_commit"),
+        *("created_at", "image", "image_name", "test_command", "test_cmd"),
+    )
+)
