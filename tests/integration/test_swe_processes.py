@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollart_core.contracts.sandbox import ExecResult
 from rollart_envs.swe import function_judge, report_plugin
-from rollart_envs.swe.function_task import function_task, read_judgement
+from rollart_envs.swe.function_task import FunctionTask, function_task, read_judgement
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
 from rollart_envs.swe.report import ReportError, read_report
 
@@ -61,10 +63,10 @@ SPOOFS = {
 }
 
 
-def judged(candidate: str, timeout_s: float = 5.0):
+def judged(candidate: str, timeout_s: float = 5.0, task: FunctionTask = AREA):
     done = subprocess.run(
         [sys.executable, "-I", function_judge.__file__],
-        input=AREA.request(candidate, nonce="n1", timeout_s=timeout_s),
+        input=task.request(candidate, nonce="n1", timeout_s=timeout_s),
         capture_output=True,
         cwd="/",
         timeout=60,
@@ -87,6 +89,27 @@ def test_a_spoof_does_not_pass(name):
     timeout_s = 0.5 if name == "never_answers" else 5.0
     judgement = judged(SPOOFS[name], timeout_s)
     assert judgement.verdict == ("error" if name == "kills_the_judge" else "failed"), judgement
+
+
+@pytest.mark.parametrize("name", ["exits_when_called", "never_answers"])
+def test_a_hidden_test_that_catches_everything_hides_no_failure(name):
+    lenient = "def check(area):\n    try:\n        area(2, 3)\n    except:\n        pass\n"
+    judgement = judged(SPOOFS[name], 0.5, replace(AREA, test=f"{lenient}\ncheck(area)\n"))
+    assert judgement.verdict == "failed"
+    assert "out of time" in judgement.reason or "ended" in judgement.reason
+
+
+@pytest.mark.parametrize("module", [function_judge, report_plugin])
+def test_what_runs_in_a_box_is_one_file_for_python_3_8(module):
+    tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in imports
+        for alias in node.names
+    }
+    roots = {name.split(".")[0] for name in names}
+    assert roots <= sys.stdlib_module_names | {"pytest", "_pytest"}
 
 
 TESTS = """\

@@ -127,7 +127,7 @@ def test_every_function_statement_holds_the_bug_and_no_hidden_test(functions):
 def judged(task: FunctionTask, candidate: str, folder: Path) -> Judgement:
     done = subprocess.run(
         [sys.executable, "-I", function_judge.__file__],
-        input=task.request(candidate, nonce="n1"),
+        input=task.request(candidate, nonce="n1", timeout_s=3.0),
         capture_output=True,
         cwd=folder,
         timeout=60,

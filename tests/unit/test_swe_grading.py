@@ -88,13 +88,14 @@ ERROR: test_i (app.tests.A) (case=1)
     statuses = read_unittest(log)
     cls = "(app.tests.A)"
     assert statuses["Docstring of a test"] == "PASSED"
-    got = {name: statuses.get(f"test_{name} {cls}") for name in "abcdehi"}
+    got = {name: statuses.get(f"test_{name} {cls}") for name in "abcdeghi"}
     assert got == {
         "a": "PASSED",
         "b": "SKIPPED",
         "c": "FAILED",
         "d": "PASSED",
         "e": "XFAIL",
+        "g": "PASSED",
         "h": "PASSED",
         "i": "ERROR",
     }

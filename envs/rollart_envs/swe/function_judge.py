@@ -152,22 +152,22 @@ class Candidate:
         try:
             return unpack(answer["value"])
         except Exception as error:
-            raise self._failed(f"its answer cannot be read: {type(error).__name__}") from None
+            raise self.failed(f"its answer cannot be read: {type(error).__name__}") from None
 
     def _ask(self, message: Any) -> Any:
         try:
             send(self._link, message)
             answer = receive(self._reader)
         except (OSError, ValueError, EOFError, RecursionError) as error:
-            raise self._failed(str(error) or type(error).__name__) from None
+            raise self.failed(str(error) or type(error).__name__) from None
         if not isinstance(answer, dict):
-            raise self._failed("its answer cannot be read")
+            raise self.failed("its answer cannot be read")
         if "refused" in answer:
-            raise self._failed(f"it does not load: {answer['refused']}")
+            raise self.failed(f"it does not load: {answer['refused']}")
         return answer
 
-    def _failed(self, problem: str) -> CandidateError:
-        # Remembered, for a hidden test might catch everything.
+    def failed(self, problem: str) -> CandidateError:
+        """Return an error to raise; it is remembered, for a test might catch everything."""
         self.problem = problem
         return CandidateError(problem)
 
@@ -237,7 +237,7 @@ def _hide() -> None:
 def judge(request: Any) -> Any:
     """Return the verdict on one request: ``passed``, or ``failed`` with a reason."""
     candidate = Candidate()
-    _ring_after(request["timeout_s"])
+    _ring_after(request["timeout_s"], candidate)
     try:
         reason = _run_test(request, candidate)
     except AssertionError:
@@ -261,11 +261,11 @@ def _run_test(request: Any, candidate: Candidate) -> str:
     return candidate.problem
 
 
-def _ring_after(timeout_s: float) -> None:
+def _ring_after(timeout_s: float, candidate: Candidate) -> None:
     """Raise when the time is over, wherever the test is then."""
 
     def ring(*_: Any) -> None:
-        raise CandidateError(f"out of time: {timeout_s:.3g} s")
+        raise candidate.failed(f"out of time: {timeout_s:.3g} s")
 
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
