@@ -1,9 +1,10 @@
-"""The built-in engines, weight channels, mappers, trackers, reward backends and adapters."""
+"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters."""
 
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec
+from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.hookspecs import hookimpl
@@ -66,6 +67,29 @@ def rollart_trackers() -> list[TrackerSpec]:
             alias="tensorboard",
             entry_point="rollart_plugins.trackers.tensorboard:TensorBoardTracker",
             summary="Event files for TensorBoard in the run directory.",
+        ),
+    ]
+
+
+@hookimpl
+def rollart_sandboxes() -> list[SandboxSpec]:
+    """Return the built-in sandboxes."""
+    return [
+        SandboxSpec(
+            id="rollart/Bubblewrap-v1",
+            alias="bubblewrap",
+            entry_point="rollart_plugins.sandboxes.bubblewrap:BubblewrapSandbox",
+            config="rollart_plugins.sandboxes.config:BubblewrapConfig",
+            summary="Linux namespaces by bubblewrap: no network, the system read-only, no daemon.",
+            isolation="namespace",
+        ),
+        SandboxSpec(
+            id="rollart/Process-v1",
+            alias="process",
+            entry_point="rollart_plugins.sandboxes.process:ProcessSandbox",
+            config="rollart_plugins.sandboxes.config:ProcessConfig",
+            summary="No wall at all, for trusted code: a temp folder and a process group.",
+            isolation="none",
         ),
     ]
 

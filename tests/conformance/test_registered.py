@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sandbox_walls import no_bubblewrap
 
 from rollart_core import registry
 from rollart_core.check.parts import PART_CHECKS, check_part
@@ -66,7 +67,13 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return check_env(plugin_id)
     if kind == "env_adapters":
         return check_one_adapter(plugin_id)
-    return check_part(kind, plugin_id, folder)
+    if plugin_id == "rollart/Bubblewrap-v1" and (why := no_bubblewrap()):
+        return [CheckResult("start", Outcome.SKIP, why)]
+    return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
+
+
+OPTIONS = {"rollart/Process-v1": {"trusted": True}}
+"""What a plugin has to be told before it works at all."""
 
 
 NO_CHECK = {"commands"}

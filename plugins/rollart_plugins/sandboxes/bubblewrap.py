@@ -1,0 +1,208 @@
+"""The light wall: namespaces around the agent, made by bubblewrap, without a daemon or an image.
+
+Takes: options. Gives: the Sandbox contract: system folders read-only; a working folder, ``/tmp``
+and ``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any.
+Never: runs as root on the host, or shows the host's processes, homes or temporary files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes.box import AgentSandbox
+from rollart_plugins.sandboxes.cgroup import Cgroup
+from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
+from rollart_plugins.sandboxes.connection import bootstrap
+
+WORK: Final = "/work"
+_UID: Final = 1000
+_SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
+_ETC: Final = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "mime.types")
+_USERS: Final = f"box:x:{_UID}:{_UID}::{WORK}:/bin/sh\n"
+_GROUPS: Final = f"box:x:{_UID}:\n"
+_FLAGS: Final = (
+    *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"),
+    *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
+    *("--cap-drop", "ALL", "--hostname", "box"),
+    *("--uid", str(_UID), "--gid", str(_UID)),
+)
+
+
+class BubblewrapSandbox(AgentSandbox):
+    """A box of Linux namespaces; needs ``bwrap`` and user namespaces."""
+
+    config_class: ClassVar[type[BoxConfig]] = BubblewrapConfig
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        assert isinstance(self._config, BubblewrapConfig)
+        self._options = self._config
+        self._cgroup: Cgroup | None = None
+        self._info: int | None = None
+
+    @property
+    def enforced_by(self) -> dict[str, str]:
+        """What holds each limit: ``cgroup``, ``rlimit`` or ``tmpfs``; empty: nothing does."""
+        held = self._cgroup.held if self._cgroup else frozenset()
+        return {
+            "memory_bytes": "cgroup" if "memory" in held else "rlimit",
+            "num_pids": "cgroup" if "pids" in held else "rlimit",
+            "cpus": "cgroup" if "cpu" in held else "",
+            "disk_bytes": "tmpfs",
+        }
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        prefix = launcher(self._options.host_uid)
+        pipe = asyncio.subprocess.PIPE
+        self._info, info = os.pipe()
+        files = [(_text(_USERS), "/etc/passwd"), (_text(_GROUPS), "/etc/group")]
+        fds = [info, *(fd for fd, _ in files)]
+        argv = [*prefix, *_FLAGS, "--info-fd", str(info), *arguments(self._options)]
+        for fd, path in files:
+            argv += ["--ro-bind-data", str(fd), path]
+        # Last, since nothing can be mounted in what is read-only; what is below stays as it is.
+        argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
+        argv += [self._options.python, "-I", "-S", "-c", bootstrap()]
+        try:
+            return await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=fds, start_new_session=True
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _launched(self) -> None:
+        """Put the agent in its cgroup; it waits for its source, so nothing has run yet."""
+        self.agent_pid = await self._read_pid()
+        if self._options.cgroup:
+            self._cgroup = Cgroup.make(
+                memory_bytes=self._options.memory_bytes,
+                num_pids=self._options.num_pids,
+                cpus=self._options.cpus,
+            )
+            self._cgroup.add(self.agent_pid)
+
+    async def _read_pid(self) -> int:
+        info, self._info = self._info, None
+        assert info is not None
+        try:
+            said = await asyncio.to_thread(_read_all, info)
+            return int(json.loads(said)["child-pid"])
+        except (ValueError, KeyError) as e:
+            if self._process is not None:
+                await self._process.wait()
+            if self._listening is not None:
+                await self._listening
+            message = f"bubblewrap did not start{self._explain()}. {_mend()}"
+            raise SandboxFailure(message, boundary="sandbox.start") from e
+
+    def _hello(self) -> dict[str, Any]:
+        options, held = self._options, self.enforced_by
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": options.num_open_files}
+        if held["memory_bytes"] == "rlimit":
+            limits["RLIMIT_AS"] = options.memory_bytes
+        if held["num_pids"] == "rlimit":
+            limits["RLIMIT_NPROC"] = options.num_pids
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {
+            "root": WORK,
+            "more_roots": ["/tmp", "/dev/shm"],
+            "limits": limits,
+            "env": {"PATH": path, "LANG": "C.UTF-8", "USER": "box", **options.env},
+        }
+
+    async def _gone(self) -> None:
+        if self._info is not None:
+            os.close(self._info)
+            self._info = None
+        if self._cgroup is not None:
+            await self._cgroup.remove()
+
+
+def arguments(options: BubblewrapConfig) -> list[str]:
+    """Return what bubblewrap is told of the box's files."""
+    argv = list(_system(Path(options.rootfs)))
+    for path in options.ro_binds:
+        argv += ["--ro-bind", path, path]
+    tmp = str(options.tmp_bytes)
+    argv += ["--proc", "/proc", "--dev", "/dev", "--size", tmp, "--tmpfs", "/dev/shm"]
+    argv += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
+    argv += ["--size", str(options.disk_bytes), "--tmpfs", WORK]
+    return argv
+
+
+def _system(rootfs: Path) -> Iterator[str]:
+    for name in _SYSTEM:
+        path = rootfs / name
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), f"/{name}")
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), f"/{name}")
+    yield from ("--perms", "0755", "--dir", "/etc")
+    for name in _ETC:
+        yield from ("--ro-bind-try", str(rootfs / "etc" / name), f"/etc/{name}")
+
+
+@cache
+def launcher(host_uid: int) -> tuple[str, ...]:
+    """Return how bubblewrap is called; root gives up being root first.
+
+    Raises:
+        SandboxFailure: When something is missing, and what to do about it.
+    """
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        message = (
+            "bubblewrap is not installed: install the package bubblewrap, "
+            "or take the sandbox docker, or process for trusted code"
+        )
+        raise _unfit(message)
+    if os.geteuid() != 0:
+        return (bwrap,)
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        message = "setpriv (of util-linux) is missing, and a box must not be root's: install it"
+        raise _unfit(message)
+    ids = str(host_uid)
+    return (setpriv, "--reuid", ids, "--regid", ids, "--clear-groups", "--", bwrap)
+
+
+def _unfit(message: str) -> SandboxFailure:
+    failure = SandboxFailure(message, boundary="sandbox.start")
+    failure.retryable = False
+    return failure
+
+
+def _mend() -> str:
+    """Return what may keep user namespaces from working here, and the remedy."""
+    for name, off in (
+        ("user/max_user_namespaces", "0"),
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ):
+        path = Path("/proc/sys", name)
+        if path.exists() and path.read_text().strip() == off:
+            key = name.replace("/", ".")
+            return f"User namespaces are off: {key} is {off}; an administrator can change it"
+    return "Is the machine a container that allows no user namespaces?"
+
+
+def _text(text: str) -> int:
+    """Return a pipe that holds a short text."""
+    reads, writes = os.pipe()
+    os.write(writes, text.encode())
+    os.close(writes)
+    return reads
+
+
+def _read_all(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        return file.read()

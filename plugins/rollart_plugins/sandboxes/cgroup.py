@@ -1,0 +1,104 @@
+"""A cgroup for one box, of version 1 or 2, where this process may make one.
+
+Takes: limits. Gives: a group that holds those it can, and says which. Never: fails a box because
+there is no cgroup; rlimits stand in, and :attr:`Cgroup.held` tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from pathlib import Path
+from typing import Final
+
+_MOUNT: Final = Path("/sys/fs/cgroup")
+_PERIOD_US: Final = 100_000
+_TRIES: Final = 100
+
+
+class Cgroup:
+    """The folders of one box's group (several with version 1), and the limits they hold."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+        self.held = frozenset(folders)
+        """``memory``, ``pids``, ``cpu``: what is limited."""
+
+    @classmethod
+    def make(cls, *, memory_bytes: int, num_pids: int, cpus: float | None) -> Cgroup:
+        """Make a group under this process's own; one without folders where that cannot be."""
+        name = f"rollart-{uuid.uuid4().hex[:16]}"
+        quota = int(cpus * _PERIOD_US) if cpus is not None else None
+        wanted = {
+            "memory": (("memory.limit_in_bytes", memory_bytes), ("memory.max", memory_bytes)),
+            "pids": (("pids.max", num_pids), ("pids.max", num_pids)),
+        }
+        if quota is not None:
+            wanted["cpu"] = (("cpu.cfs_quota_us", quota), ("cpu.max", quota))
+        folders = {}
+        for controller, (first, second) in wanted.items():
+            parent, is_v1 = _own_group(controller)
+            key, value = first if is_v1 else second
+            if parent is not None and _limit(parent / name, key, value):
+                folders[controller] = parent / name
+        return cls(folders)
+
+    def add(self, pid: int) -> None:
+        """Put a process in it; what it starts is in it too."""
+        for controller, folder in list(self._folders.items()):
+            try:
+                (folder / "cgroup.procs").write_text(str(pid))
+            except OSError:
+                self.held -= {controller}
+
+    async def remove(self) -> None:
+        """Remove it, once the last process of the box is gone."""
+        for folder in set(self._folders.values()):
+            for _ in range(_TRIES):
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+        self._folders = {}
+
+
+def _own_group(controller: str) -> tuple[Path | None, bool]:
+    """Return the folder of this process's group for a controller, and whether it is version 1."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            if controller in names.split(","):
+                folder = _MOUNT / names / path.lstrip("/")
+                if not folder.is_dir():
+                    folder = _MOUNT / controller / path.lstrip("/")
+                return (folder, True) if folder.is_dir() else (None, True)
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                folder = _MOUNT / line[3:].lstrip("/")
+                return (folder, False) if (folder / "cgroup.procs").exists() else (None, False)
+    return None, False
+
+
+def _limit(folder: Path, key: str, value: int) -> bool:
+    """Make the group and set one limit; False, and no group left, where that is not allowed."""
+    controller = key.partition(".")[0]
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+        if not (folder / key).exists():
+            with contextlib.suppress(OSError):
+                (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}")
+        # In a cgroup filesystem a file cannot be made by writing to it: this fails where it is not.
+        text = f"{value} {_PERIOD_US}" if key == "cpu.max" else str(value)
+        with (folder / key).open("r+") as file:
+            file.write(text)
+    except OSError:
+        if fresh:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""Options of the sandboxes. Never imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_MIB = 1 << 20
+
+
+class BoxConfig(BaseModel):
+    """What every box can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds a box may live; then it takes itself down."""
+    output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] = 4 * _MIB
+    """Most bytes of stdout, and as many of stderr, that one command may give back."""
+    file_bytes: Annotated[int, Field(ge=1)] = 256 * _MIB
+    """Largest file that can be read from the box."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds a box may take to start."""
+    env: dict[str, str] = {}
+    """Environment variables of all commands."""
+
+
+class ProcessConfig(BoxConfig):
+    """Options of ``rollart/Process-v1``."""
+
+    trusted: bool = False
+    """Has to be true: there is no wall, so the code must be trusted."""
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] | None = None
+    """Most address space of each process."""
+    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    """Most open files of each process."""
+
+
+class BubblewrapConfig(BoxConfig):
+    """Options of ``rollart/Bubblewrap-v1``."""
+
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
+    """Most memory of the box: in all, with a cgroup; of each process's address space, without."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Processor seconds a second; needs a cgroup that can be written."""
+    num_pids: Annotated[int, Field(ge=8)] = 256
+    """Most processes and threads at once."""
+    disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
+    """Size of the working folder; it is memory, and counts as such."""
+    tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
+    """Size of ``/tmp``, and of ``/dev/shm``."""
+    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    """Most open files of each process."""
+    rootfs: str = "/"
+    """Folder whose system folders (``/usr``, ...) are the box's, read-only."""
+    ro_binds: list[str] = []
+    """More folders or files of the host that can be read in the box, at the same path."""
+    python: str = "/usr/bin/python3"
+    """Python 3.8 or newer, as a path in the box, that runs the agent."""
+    host_uid: Annotated[int, Field(ge=1)] = 65534
+    """Who the box is on the host, where the run itself is root's."""
+    cgroup: bool = True
+    """Whether to use a cgroup where one can be written."""

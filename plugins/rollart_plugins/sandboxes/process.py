@@ -1,0 +1,86 @@
+"""The sandbox without a wall: a temp folder and a process group of its own, for trusted code.
+
+Takes: options. Gives: the Sandbox contract, with limits for each process. Never: keeps code from
+the host's files or network, so it refuses to start unless it is told that the code is trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from rollart_core.errors import ConfigError
+from rollart_plugins.sandboxes.box import AgentSandbox
+from rollart_plugins.sandboxes.config import BoxConfig, ProcessConfig
+from rollart_plugins.sandboxes.connection import bootstrap
+
+_BOX: Final = "ROLLART_BOX"
+_PREFIX: Final = "rollart-box-"
+
+
+class ProcessSandbox(AgentSandbox):
+    """Runs commands beside the run itself, in a temp folder.
+
+    File transfers stay within that folder; commands are free to leave it.
+    """
+
+    config_class: ClassVar[type[BoxConfig]] = ProcessConfig
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        assert isinstance(self._config, ProcessConfig)
+        self._options = self._config
+        self._name = uuid.uuid4().hex
+        if not self._options.trusted:
+            raise ConfigError(
+                "the sandbox process has no wall: set its option trusted: true if the code may do "
+                "whatever you may, or take bubblewrap"
+            )
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", bootstrap()),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+        )
+
+    def _hello(self) -> dict[str, Any]:
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": self._options.num_open_files}
+        if self._options.memory_bytes is not None:
+            limits["RLIMIT_AS"] = self._options.memory_bytes
+        keep = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        return {
+            "own_root": f"{_PREFIX}{self._name}-",
+            "confine": True,
+            "limits": limits,
+            "env": {**keep, **self._options.env, _BOX: self._name},
+        }
+
+    async def _gone(self) -> None:
+        """An agent that was killed could not tidy up: its commands bear the name of the box."""
+        for pid in _bearing(f"{_BOX}={self._name}".encode()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{self._name}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bearing(mark: bytes) -> list[int]:
+    """Return the processes that have this in their environment (Linux)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found

@@ -1,0 +1,132 @@
+"""Forwarded sockets: what connects inside a box is carried to a target on the host's side.
+
+Takes: the agent's frames of one stream. Gives: a TCP connection for each, with its bytes both ways.
+Never: holds more than a window of bytes for a reader that is slow, or lets the box choose a target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+WINDOW: Final = 1 << 20
+"""Bytes on their way in one direction; the agent has the same."""
+CHUNK: Final = 1 << 17
+
+
+class _Send(Protocol):
+    def __call__(self, header: Mapping[str, object], body: bytes = ..., /) -> None: ...
+
+
+class Tunnels:
+    """The tunnels of one box.
+
+    Args:
+        send: Sends the agent a frame.
+    """
+
+    def __init__(self, send: _Send) -> None:
+        self._send = send
+        self._targets: dict[int, tuple[str, int]] = {}
+        self._numbers = itertools.count(1)
+        self._tunnels: dict[int, _Tunnel] = {}
+
+    @contextmanager
+    def leading_to(self, target: tuple[str, int]) -> Iterator[int]:
+        """Give a target a number; it is forgotten when the block fails."""
+        number = next(self._numbers)
+        self._targets[number] = target
+        try:
+            yield number
+        except BaseException:
+            del self._targets[number]
+            raise
+
+    def take(self, header: Mapping[str, Any], body: bytes) -> None:
+        """Take a frame of a stream."""
+        number, op = int(header["s"]), header["op"]
+        if op == "open":
+            target = self._targets[header["forward"]]
+            self._tunnels[number] = _Tunnel(number, target, self._send, self._over)
+        elif number in self._tunnels:
+            self._tunnels[number].take(op, int(header.get("n", 0)), body)
+
+    def close(self) -> None:
+        """End all of them."""
+        for tunnel in list(self._tunnels.values()):
+            tunnel.close()
+
+    def _over(self, number: int) -> None:
+        self._tunnels.pop(number, None)
+
+
+class _Tunnel:
+    def __init__(
+        self, number: int, target: tuple[str, int], send: _Send, over: Callable[[int], None]
+    ) -> None:
+        self._number = number
+        self._send = send
+        self._over = over
+        self._to_target: asyncio.Queue[bytes] = asyncio.Queue()
+        self._credit = WINDOW
+        self._held = 0
+        self._has_credit = asyncio.Event()
+        self._task = asyncio.create_task(self._run(target))
+
+    def take(self, op: str, count: int, body: bytes) -> None:
+        if op == "data":
+            self._held += len(body)
+            if self._held > 2 * WINDOW:  # an agent keeps to its credit
+                self.close()
+            self._to_target.put_nowait(body)
+        elif op == "eof":
+            self._to_target.put_nowait(b"")
+        elif op == "ack":
+            self._credit += count
+            self._has_credit.set()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def _tell(self, what: str, body: bytes = b"", **more: int) -> None:
+        self._send({"op": "stream", "s": self._number, "what": what, **more}, body)
+
+    async def _run(self, target: tuple[str, int]) -> None:
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(*target)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._from_box(writer))
+                both.create_task(self._to_box(reader))
+        except (OSError, ExceptionGroup):
+            self._tell("reset")
+        finally:
+            self._over(self._number)
+            if writer is not None:
+                writer.close()
+
+    async def _from_box(self, writer: asyncio.StreamWriter) -> None:
+        while data := await self._to_target.get():
+            writer.write(data)
+            await writer.drain()
+            self._held -= len(data)
+            self._tell("ack", n=len(data))
+        if writer.can_write_eof():
+            writer.write_eof()
+
+    async def _to_box(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            while self._credit <= 0:
+                self._has_credit.clear()
+                await self._has_credit.wait()
+            data = await reader.read(min(CHUNK, self._credit))
+            if not data:
+                self._tell("eof")
+                return
+            self._credit -= len(data)
+            self._tell("data", data)
