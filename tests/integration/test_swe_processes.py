@@ -226,10 +226,14 @@ def repo(tmp_path):
     (folder / "a.py").write_text("".join(f"x{i} = {i}\n" for i in range(20)))
     (folder / "tests/test_a.py").write_text("old = 1\n")
     (folder / ".gitignore").write_text("*.log\n")
+    commit_all(folder)
+    return folder
+
+
+def commit_all(folder: Path) -> None:
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "one")
-    return folder
 
 
 def git(folder: Path, *args: str) -> str:
@@ -257,7 +261,11 @@ def test_what_the_agent_changed_comes_out_and_goes_in_again(repo):
     (repo / "new file.py").write_text("y = 1")
     (repo / "pic.bin").write_bytes(bytes(range(256)))
     (repo / "run.log").write_text("noise")
+    (repo / "inner").mkdir()
+    (repo / "inner/z.py").write_text("z = 1\n")
+    commit_all(repo / "inner")
     patch = extracted(repo)
+    assert "inner" not in patch
     assert git(repo, "diff", "--cached", "--no-ext-diff", "--name-only") == ""
     for name in ("new file.py", "pic.bin", "run.log"):
         (repo / name).unlink()

@@ -74,6 +74,8 @@ class FileChange:
     """Its path after; None when the patch removes the file."""
     text: str
     is_binary: bool = False
+    is_repository: bool = False
+    """It names a commit of a repository within this one, and holds no content."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -103,7 +105,11 @@ def touched_files(patch: str) -> tuple[str, ...]:
 
 
 def without_files(patch: str, leave_out: Callable[[str], bool]) -> str:
-    """Return a patch without the files for which ``leave_out(path)`` holds."""
+    """Return a patch without the files for which ``leave_out(path)`` holds.
+
+    It is meant for patches that git made (:func:`extract_patch`): in others, ``patch`` may find
+    files in forms that are not read here, such as context diffs.
+    """
     kept = (c for c in file_changes(patch) if not any(leave_out(path) for path in c.paths))
     return "".join(change.text for change in kept)
 
@@ -148,7 +154,8 @@ async def extract_patch(
 ) -> str:
     """Return what changed in a repository since ``base``: new files too, binary ones not.
 
-    The repository's own index is left alone, and what it ignores stays out.
+    The repository's own index is left alone. What it ignores stays out, and so does a repository
+    that the agent made within it.
 
     Args:
         box: Where the repository lies.
@@ -174,7 +181,7 @@ async def extract_patch(
     if result.truncated:
         raise PatchError(f"the changes in {repo_dir} are larger than {MAX_PATCH_BYTES >> 20} MiB")
     changes = file_changes(result.stdout.decode("utf-8", "surrogateescape"))
-    return "".join(change.text for change in changes if not change.is_binary)
+    return "".join(c.text for c in changes if not (c.is_binary or c.is_repository))
 
 
 def extract_commands(base: str) -> tuple[tuple[str, ...], ...]:
@@ -239,8 +246,13 @@ def _file_change(text: str) -> FileChange:
             old = new = _git_path(head)
     is_new = "\nnew file mode " in head or "\n--- /dev/null" in f"\n{head}"
     is_gone = "\ndeleted file mode " in head or "\n+++ /dev/null" in head
-    is_binary = "\nBinary files " in head or "\nGIT binary patch" in head
-    return FileChange(None if is_new else old, None if is_gone else new, text, is_binary)
+    return FileChange(
+        None if is_new else old,
+        None if is_gone else new,
+        text,
+        is_binary="\nBinary files " in head or "\nGIT binary patch" in head,
+        is_repository=re.search(r"^(new file mode|index \S+) 160000$", head, re.M) is not None,
+    )
 
 
 def _named(head: str, prefix: str, strip: int = 1) -> str | None:
