@@ -30,7 +30,8 @@ def sh(text: str) -> list[str]:
 
 
 def leftovers() -> list[str]:
-    return [p.name for p in Path(tempfile.gettempdir()).glob("rollart-*")]
+    folder = Path(tempfile.gettempdir())
+    return [p.name for kind in ("box", "snapshots") for p in folder.glob(f"rollart-{kind}-*")]
 
 
 def test_many_calls_at_once_do_not_wait_for_each_other(wall) -> None:

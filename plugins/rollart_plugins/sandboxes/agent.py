@@ -19,14 +19,12 @@ import os
 import queue
 import resource
 import selectors
-import shutil
 import signal
 import socket
 import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
@@ -160,7 +158,7 @@ class Agent:
             time.sleep(0.01)
         if self.own_root:
             wipe(self.root)
-            shutil.rmtree(self.root, ignore_errors=True)
+            os.rmdir(self.root)
 
     def on_wake(self, mask: int) -> None:
         try:
@@ -267,7 +265,8 @@ class Agent:
             lower(getattr(resource, name), value)
         self.own_root = bool(header.get("own_root"))
         if self.own_root:
-            self.root = os.path.realpath(tempfile.mkdtemp(prefix=header["own_root"]))
+            self.root = os.path.realpath(header["own_root"])
+            os.mkdir(self.root, 0o700)
         else:
             self.root = os.path.realpath(header["root"])
         self.roots = [self.root, *header.get("more_roots", ())]
@@ -496,7 +495,8 @@ class Agent:
     def write_file(self, header: Dict[str, Any]) -> None:
         path = self.inside(os.path.realpath(self.inside(header["path"])))
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".rollart-")
+        part = os.path.join(os.path.dirname(path), ".rollart-" + os.urandom(8).hex())
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
                 for data in self.uploaded(header["id"]):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from pathlib import Path
 from typing import Final
 
+_PREFIX: Final = "rollart-"
 _MOUNT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000
 _TRIES: Final = 100
@@ -28,7 +30,7 @@ class Cgroup:
     @classmethod
     def make(cls, *, memory_bytes: int, num_pids: int, cpus: float | None) -> Cgroup:
         """Make a group under this process's own; one without folders where that cannot be."""
-        name = f"rollart-{uuid.uuid4().hex[:16]}"
+        name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:16]}"
         quota = int(cpus * _PERIOD_US) if cpus is not None else None
         wanted = {
             "memory": (("memory.limit_in_bytes", memory_bytes), ("memory.max", memory_bytes)),
@@ -42,6 +44,7 @@ class Cgroup:
             key, value = first if is_v1 else second
             if parent is not None and _limit(parent / name, key, value):
                 folders[controller] = parent / name
+                _forget_the_dead(parent)
         return cls(folders)
 
     def add(self, pid: int) -> None:
@@ -81,6 +84,15 @@ def _own_group(controller: str) -> tuple[Path | None, bool]:
                 folder = _MOUNT / line[3:].lstrip("/")
                 return (folder, False) if (folder / "cgroup.procs").exists() else (None, False)
     return None, False
+
+
+def _forget_the_dead(parent: Path) -> None:
+    """Remove the groups of runs that were killed before they could; a box dies with its run."""
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _limit(folder: Path, key: str, value: int) -> bool:

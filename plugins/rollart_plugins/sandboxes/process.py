@@ -39,6 +39,7 @@ class ProcessSandbox(AgentSandbox):
         assert isinstance(self._config, ProcessConfig)
         self._options = self._config
         self._name = uuid.uuid4().hex
+        self._folder = Path(tempfile.gettempdir(), f"{_PREFIX}{self._name}")
         if not self._options.trusted:
             raise ConfigError(
                 "the sandbox process has no wall: set its option trusted: true if the code may do "
@@ -61,7 +62,7 @@ class ProcessSandbox(AgentSandbox):
             limits["RLIMIT_AS"] = self._options.memory_bytes
         keep = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         return {
-            "own_root": f"{_PREFIX}{self._name}-",
+            "own_root": str(self._folder),
             "confine": True,
             "limits": limits,
             "env": {**keep, **self._options.env, _BOX: self._name},
@@ -72,8 +73,7 @@ class ProcessSandbox(AgentSandbox):
         for pid in _bearing(f"{_BOX}={self._name}".encode()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{self._name}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _bearing(mark: bytes) -> list[int]:
