@@ -17,6 +17,8 @@ import pytest
 from rollart_core.contracts.sandbox import ExecResult
 from rollart_envs.swe import function_judge, report_plugin
 from rollart_envs.swe.function_task import FunctionTask, function_task, read_judgement
+from rollart_envs.swe.grade import cut_id
+from rollart_envs.swe.logs import read_pytest, worst
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
 from rollart_envs.swe.report import ReportError, read_report
 
@@ -141,6 +143,11 @@ def test_error(broken):
 
 def reported(folder: Path, *args: str, via_p: bool = False) -> bytes:
     """Run pytest in a folder with the plugin, which lies elsewhere, and return its report."""
+    return run_tests(folder, *args, via_p=via_p)[0]
+
+
+def run_tests(folder: Path, *args: str, via_p: bool = False) -> tuple[bytes, str]:
+    """Run pytest like :func:`reported`; return the report and what was printed."""
     outside = folder.parent / f"{folder.name}-outside"
     outside.mkdir()
     plugin = shutil.copy(report_plugin.__file__, outside / "rollart_report.py")
@@ -152,7 +159,7 @@ def reported(folder: Path, *args: str, via_p: bool = False) -> bytes:
         names = {"ROLLART_REPORT_NONCE": "n1", "ROLLART_REPORT_PATH": str(path)}
         env |= {"PYTHONPATH": str(outside), **names}
         command, order = [sys.executable, "-m", "pytest", "-p", "rollart_report"], ""
-    subprocess.run(
+    done = subprocess.run(
         [*command, "-p", "no:cacheprovider", *args],
         cwd=folder,
         env=env,
@@ -161,7 +168,7 @@ def reported(folder: Path, *args: str, via_p: bool = False) -> bytes:
         timeout=60,
         check=False,
     )
-    return path.read_bytes() if path.exists() else b""
+    return path.read_bytes() if path.exists() else b"", done.stdout.decode()
 
 
 @pytest.mark.parametrize("via_p", [False, True])
@@ -177,6 +184,17 @@ def test_the_plugin_reports_what_became_of_each_test(tmp_path, via_p):
         "test_all.py::test_expected": "XFAIL",
         "test_all.py::test_error": "ERROR",
     }
+
+
+def test_log_and_report_of_one_run_say_the_same(tmp_path):
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    (repo / "test_all.py").write_text(TESTS)
+    report, log = run_tests(repo, "-rA", "--color=yes")
+    by_report = worst((cut_id(test), status) for test, status in read_report(report, "n1").items())
+    by_log = read_pytest(log)
+    assert by_log.pop("[1]") == by_report.pop("test_all.py::test_skipped") == "SKIPPED"
+    assert by_log == by_report
 
 
 def test_a_pytest_of_the_repositorys_own_stands_in_for_nothing(tmp_path):
