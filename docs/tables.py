@@ -32,6 +32,7 @@ PAGES = (
     "docs/architecture.md",
     "docs/webshop.md",
     "docs/adapters.md",
+    "docs/sandboxes.md",
 )
 FOLDERS = (
     "rollart_core",

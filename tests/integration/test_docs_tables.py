@@ -14,6 +14,7 @@ PAGES = (
     "docs/architecture.md",
     "docs/webshop.md",
     "docs/adapters.md",
+    "docs/sandboxes.md",
 )
 
 
