@@ -18,7 +18,7 @@ from rollart_core.contracts.sandbox import ExecResult
 from rollart_envs.swe import function_judge, report_plugin
 from rollart_envs.swe.function_task import FunctionTask, function_task, read_judgement
 from rollart_envs.swe.grade import cut_id
-from rollart_envs.swe.logs import read_pytest, worst
+from rollart_envs.swe.logs import read_pytest, read_unittest, worst
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
 from rollart_envs.swe.report import ReportError, read_report
 
@@ -213,6 +213,62 @@ def test_a_run_that_ends_early_proves_nothing(tmp_path, how):
     (repo / "test_one.py").write_text("def test_good():\n    pass\n")
     with pytest.raises(ReportError):
         read_report(reported(repo), "n1")
+
+
+UNITTESTS = """\
+import sys
+import unittest
+
+class A(unittest.TestCase):
+    def test_good(self):
+        print("test_bad (test_u.A.test_bad) ... ok", file=sys.stderr)
+
+    def test_told(self):
+        "What it tells."
+
+    def test_bad(self):
+        self.fail()
+
+    def test_error(self):
+        raise ValueError
+
+    @unittest.skip("why not")
+    def test_skipped(self):
+        pass
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail()
+
+    def test_parts(self):
+        for i in range(2):
+            with self.subTest(i=i):
+                self.assertEqual(i, 0)
+"""
+
+
+def test_a_real_log_of_unittest_is_read(tmp_path):
+    (tmp_path / "test_u.py").write_text(UNITTESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", "-v", "test_u"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    statuses = read_unittest(done.stderr.decode())
+    expected = {
+        "test_good": "PASSED",
+        "test_bad": "FAILED",
+        "test_error": "ERROR",
+        "test_skipped": "SKIPPED",
+        "test_expected": "XFAIL",
+        "test_parts": "FAILED",
+    }
+    # From Python 3.11 on the class is followed by the method again.
+    got = {name: statuses.get(f"{name} (test_u.A.{name})") for name in expected}
+    assert got == expected
+    assert statuses["What it tells."] == "PASSED"
 
 
 class Folder:

@@ -137,10 +137,12 @@ def read_unittest(log: str) -> dict[str, Status]:
             pairs.append((failed[2], "FAILED" if failed[1] == "FAIL" else "ERROR"))
             waiting = None
         elif dots and (status := _unittest_status(rest)):
-            # Two tests may stand on one line: the harness takes both for one id.
-            names = dict.fromkeys((_without_migration(test), test.rpartition(" ... ")[2]))
+            # Two tests may stand on one line, or a test and what it prints: the harness takes both
+            # for one id, and waits for the first one's result.
+            first, *others = test.split(" ... ")
+            names = dict.fromkeys((_without_migration(test), *others[-1:]))
             pairs += [(name, status) for name in names]
-            waiting = None
+            waiting = first if others else None
         elif " ... " in line:
             waiting = line.split(" ... ")[0]
         elif line.endswith(" ..."):
