@@ -16,18 +16,22 @@ import ctypes
 import errno
 import json
 import os
-import queue
 import resource
 import selectors
 import signal
-import socket
 import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+
+# A box starts in the time that these imports take: what few calls need is imported there.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import queue
+    import socket
+    from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 PROTOCOL = 1
 CHUNK = 1 << 18
@@ -36,6 +40,7 @@ BACKLOG = 1 << 22
 WINDOW = 1 << 20
 LENGTHS = struct.Struct(">II")
 MARK = "ROLLART_EXEC"
+SHUT_WR = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -336,6 +341,8 @@ class Agent:
         self.in_thread(header["id"], self.read_file, header)
 
     def op_write_file(self, header: Dict[str, Any], body: bytes) -> None:
+        import queue
+
         self.uploads[header["id"]] = queue.Queue()
         self.in_thread(header["id"], self.write_file, header)
 
@@ -343,6 +350,8 @@ class Agent:
         self.in_thread(header["id"], self.snapshot, header)
 
     def op_restore(self, header: Dict[str, Any], body: bytes) -> None:
+        import queue
+
         self.uploads[header["id"]] = queue.Queue()
         self.in_thread(header["id"], self.restore, header)
 
@@ -556,6 +565,8 @@ class Agent:
     # -- tunnels
 
     def op_forward(self, header: Dict[str, Any], body: bytes) -> None:
+        import socket
+
         path = self.inside(header["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -620,7 +631,7 @@ class Agent:
             tunnel.waiting.appendleft(rest)
         self.send({"op": "ack", "s": tunnel.number, "n": sent})
         if not tunnel.waiting and tunnel.write_ended:
-            tunnel.connection.shutdown(socket.SHUT_WR)
+            tunnel.connection.shutdown(SHUT_WR)
 
     def op_stream(self, header: Dict[str, Any], body: bytes) -> None:
         """Take what the host says of a tunnel: data, eof, ack or reset."""
@@ -636,7 +647,7 @@ class Agent:
             tunnel.write_ended = True
             if not tunnel.waiting:
                 try:
-                    tunnel.connection.shutdown(socket.SHUT_WR)
+                    tunnel.connection.shutdown(SHUT_WR)
                 except OSError:
                     self.shut(tunnel)
         else:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import marshal
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cache
 from importlib.resources import files
+from importlib.util import MAGIC_NUMBER
 from typing import Any, Final
 
 from rollart_core.errors import SandboxFailure
@@ -26,18 +29,31 @@ IN_FLIGHT: Final = 1 << 20
 LENGTHS: Final = struct.Struct(">II")
 
 
+@cache
 def source() -> bytes:
     """Return the agent's source."""
     return files(__package__).joinpath("agent.py").read_bytes()
 
 
+@cache
+def compiled() -> bytes:
+    """Return the agent as this Python's bytecode: compiling takes a third of a box's start."""
+    return marshal.dumps(compile(source(), "<agent>", "exec", dont_inherit=True))
+
+
+@cache
 def bootstrap() -> str:
-    """Return the program for ``python -c`` that reads the agent from its stdin and becomes it."""
+    """Return the program for ``python -c`` that reads the agent from its stdin and becomes it.
+
+    It takes the bytecode where the box's Python is of the host's kind, the source elsewhere.
+    """
     return (
-        "import os\n"
-        f"n={len(source())}\nb=b''\n"
+        "import os,marshal,_frozen_importlib_external as f\n"
+        f"c={len(compiled())}\nn=c+{len(source())}\nb=b''\n"
         "while len(b)<n:\n d=os.read(0,n-len(b))\n if not d:raise SystemExit(3)\n b+=d\n"
-        "exec(compile(b,'<agent>','exec'),{'__name__':'__main__'})"
+        f"s=f.MAGIC_NUMBER=={MAGIC_NUMBER!r}\n"
+        "exec(marshal.loads(b[:c]) if s else compile(b[c:],'<agent>','exec'),"
+        "{'__name__':'__main__'})"
     )
 
 
@@ -85,7 +101,7 @@ class Connection:
             SandboxFailure: When it does not answer in time, or speaks another protocol.
         """
         self._listening = asyncio.create_task(self._listen())
-        self._writer.write(source())
+        self._writer.write(compiled() + source())
         try:
             async with asyncio.timeout(timeout_s):
                 said, _ = await self.call("hello", **hello)
