@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +17,9 @@ from pathlib import Path
 import pytest
 from sandbox_walls import MIB, WALLS, no_bubblewrap, opened
 
+from rollart_core.bench import sandbox
 from rollart_core.errors import ConfigError, SandboxFailure
+from rollart_plugins.sandboxes import connection
 from rollart_plugins.sandboxes.process import ProcessSandbox
 
 
@@ -308,3 +313,55 @@ def test_file_transfer_stays_in_the_folder_of_a_process_box(tmp_path, path) -> N
     asyncio.run(main())
     assert [p.name for p in outside.iterdir()] == ["x"]
     assert (outside / "x").read_text() == "kept"
+
+
+def test_a_box_whose_python_is_of_another_kind_compiles_the_agent(wall, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "MAGIC_NUMBER", b"none")
+    connection.bootstrap.cache_clear()
+
+    async def main() -> None:
+        async with opened(wall) as box:
+            assert (await box.exec(["echo", "ok"], timeout_s=30)).stdout == b"ok\n"
+
+    try:
+        asyncio.run(main())
+    finally:
+        connection.bootstrap.cache_clear()
+
+
+def test_the_agent_needs_no_syntax_newer_than_python_3_8() -> None:
+    ast.parse(connection.source(), feature_version=(3, 8))
+
+
+def test_a_process_box_ends_with_its_host() -> None:
+    code = """
+import asyncio
+from rollart_plugins.sandboxes.process import ProcessSandbox
+async def main():
+    box = ProcessSandbox(trusted=True)
+    await box.start()
+    asyncio.create_task(box.exec(["setsid", "sleep", "1000"], timeout_s=1000))
+    await box.exec(["true"], timeout_s=30)
+    print(box.agent_pid, box.root, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+    host = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    agent, root = host.stdout.readline().split()
+    (sleeper,) = sleepers(int(agent))
+    assert Path(root).is_dir()
+    host.kill()
+    host.communicate()
+    while Path("/proc", str(sleeper)).exists() or Path(root).exists():
+        time.sleep(0.01)  # the test's timeout ends the wait
+
+
+def test_bench_sandbox(capsys) -> None:
+    rows = sandbox.run({"sandbox": "process", "boxes": 2, "execs": 2})["rows"]
+    assert [row["case"] for row in rows][:3] == [
+        "process: start, p50",
+        "process: start, p95",
+        "process: exec true, p50",
+    ]
+    assert all(row["ours"] > 0 for row in rows)
