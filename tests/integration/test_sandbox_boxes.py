@@ -340,7 +340,8 @@ from rollart_plugins.sandboxes.process import ProcessSandbox
 async def main():
     box = ProcessSandbox(trusted=True)
     await box.start()
-    asyncio.create_task(box.exec(["setsid", "sleep", "1000"], timeout_s=1000))
+    asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
+    await asyncio.sleep(0)  # the agent takes calls in their order
     await box.exec(["true"], timeout_s=30)
     print(box.agent_pid, box.root, flush=True)
     await asyncio.sleep(1000)
@@ -348,11 +349,13 @@ asyncio.run(main())
 """
     host = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
-    agent, root = host.stdout.readline().split()
-    (sleeper,) = sleepers(int(agent))
-    assert Path(root).is_dir()
-    host.kill()
-    host.communicate()
+    try:
+        agent, root = host.stdout.readline().split()
+        (sleeper,) = sleepers(int(agent))
+        assert Path(root).is_dir()
+    finally:
+        host.kill()
+        host.communicate()
     while Path("/proc", str(sleeper)).exists() or Path(root).exists():
         time.sleep(0.01)  # the test's timeout ends the wait
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import pytest
 from sandbox_walls import MIB, no_bubblewrap, opened
+
+from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes import bubblewrap
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +87,36 @@ def test_a_box_that_is_root_on_no_host_and_can_gain_nothing() -> None:
                 return int(status.split("Uid:")[1].split()[0])
 
         assert asyncio.run(owner()) == 65534
+
+
+def test_no_user_namespace_in_the_box() -> None:
+    result = in_box("unshare -Ur id; bwrap --ro-bind / / id")
+    assert (result.exit_code != 0, result.stdout) == (True, b"")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("bwrap", "install the package bubblewrap"), ("setpriv", "util-linux")]
+)
+def test_what_is_missing_is_said_in_one_line(missing, said, monkeypatch) -> None:
+    if missing == "setpriv" and os.geteuid() != 0:
+        pytest.skip("only root needs setpriv")
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else found(name))
+    bubblewrap.launcher.cache_clear()
+    try:
+        with pytest.raises(SandboxFailure, match=said) as raised:
+            in_box("true")
+        assert not raised.value.retryable
+        assert "\n" not in str(raised.value)
+    finally:
+        bubblewrap.launcher.cache_clear()
+
+
+def test_a_box_that_cannot_be_made_says_why() -> None:
+    with pytest.raises(SandboxFailure, match="bwrap: Can't find source path /no-such"):
+        in_box("true", ro_binds=["/no-such-folder"])
+    with pytest.raises(SandboxFailure, match="no-python"):
+        in_box("true", python="/usr/bin/no-python")
 
 
 def test_settings_of_the_kernel_cannot_be_written() -> None:
@@ -204,7 +238,8 @@ from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
 async def main():
     box = BubblewrapSandbox()
     await box.start()
-    asyncio.create_task(box.exec(["setsid", "sleep", "1000"], timeout_s=1000))
+    asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
+    await asyncio.sleep(0)  # the agent takes calls in their order
     await box.exec(["true"], timeout_s=30)
     print(box.agent_pid, flush=True)
     await asyncio.sleep(1000)

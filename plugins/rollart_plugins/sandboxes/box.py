@@ -22,6 +22,7 @@ from rollart_plugins.sandboxes.connection import CHUNK, Connection
 _GRACE_S: Final = 20.0
 """Seconds after an exec's timeout in which the agent must have answered."""
 _END_S: Final = 5.0
+_LAST_WORDS_S: Final = 0.5
 
 
 class AgentSandbox(Sandbox):
@@ -210,7 +211,9 @@ class AgentSandbox(Sandbox):
         while data := await process.stderr.read(4096):
             self._complaints = [*self._complaints[-3:], data]
 
-    def _explain(self) -> str:
+    async def _explain(self) -> str:
+        if self._listening is not None:  # the last words come a moment after the end
+            await asyncio.wait({self._listening}, timeout=_LAST_WORDS_S)
         said = b"".join(self._complaints).decode(errors="replace").strip().splitlines()
         return f": {said[-1][:300]}" if said else ""
 

@@ -31,7 +31,7 @@ _GROUPS: Final = f"box:x:{_UID}:\n"
 _FLAGS: Final = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"),
     *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
-    *("--cap-drop", "ALL", "--hostname", "box"),
+    *("--disable-userns", "--cap-drop", "ALL", "--hostname", "box"),
     *("--uid", str(_UID), "--gid", str(_UID)),
 )
 
@@ -99,9 +99,7 @@ class BubblewrapSandbox(AgentSandbox):
         except (ValueError, KeyError) as e:
             if self._process is not None:
                 await self._process.wait()
-            if self._listening is not None:
-                await self._listening
-            message = f"bubblewrap did not start{self._explain()}. {_mend()}"
+            message = f"bubblewrap did not start{await self._explain()}. {_mend()}"
             raise SandboxFailure(message, boundary="sandbox.start") from e
 
     def _hello(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import itertools
 import json
 import marshal
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
@@ -83,7 +83,7 @@ class Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        explain: Callable[[], str] = lambda: "",
+        explain: Callable[[], Awaitable[str]],
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -197,7 +197,7 @@ class Connection:
                 header = json.loads(await self._reader.readexactly(head))
                 self._take(header, await self._reader.readexactly(body) if body else b"")
         except (asyncio.IncompleteReadError, OSError):
-            self._fail(f"the box is gone{self._explain()}")
+            self._fail(f"the box is gone{await self._explain()}")
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             self._fail(f"the box answered outside the protocol: {e}")
 
