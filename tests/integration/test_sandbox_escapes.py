@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,14 @@ def test_boxes_do_not_see_each_other() -> None:
             assert await one.read_file("mine") == b"1"
 
     asyncio.run(main())
+
+
+def test_a_gigabyte_of_output_does_not_stay_in_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = in_box("head -c 1000000000 /dev/zero", memory_bytes=128 * MIB, timeout_s=60)
+    assert (result.exit_code, result.truncated, len(result.stdout)) == (0, True, MIB)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 64 * 1024  # KiB
 
 
 def test_a_fork_bomb_is_held() -> None:
