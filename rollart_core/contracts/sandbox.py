@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 from rollart_core.contracts.spec import PluginSpec
 
@@ -30,11 +31,45 @@ class ExecResult:
     wall_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a wall needs or uses on this machine, for ``rollart sandbox doctor``."""
+
+    what: str
+    """Such as ``user namespaces``."""
+    state: Literal["ok", "warn", "bad"]
+    """``warn``: it works, but holds less; ``bad``: a box cannot start."""
+    says: str = ""
+    mend: str = ""
+    """What to do about it."""
+
+
+class LedgerLine(Protocol):
+    """A box's line in the ledger of live boxes, from which a killed owner's boxes are reaped."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What to label things with that outlive this process (containers)."""
+
+    def leaves(self, kind: str, what: str) -> None:
+        """Note something on the host that is there until the box is closed.
+
+        Args:
+            kind: ``folder``, ``cgroup``, or a wall's own, such as ``container``.
+            what: Its absolute path, or its id.
+        """
+
+
 class Sandbox(ABC):
     """One box.
 
-    ``start -> (exec | read_file | write_file | snapshot | restore | forward)* -> close``.
+    ``start -> (exec | program | read_file | write_file | snapshot | restore | forward)* -> close``.
     """
+
+    line: LedgerLine | None = None
+    """Its line in the ledger, set before it starts; None for a box that is in no ledger."""
+    trial: ClassVar[Mapping[str, object]] = {}
+    """Options of a box that only shows whether boxes start here."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -73,6 +108,54 @@ class Sandbox(ABC):
     async def forward(self, path: str, target: str) -> None:
         """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
 
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        take: Callable[[bytes], None],
+        begun: Callable[[Callable[[bytes], None]], None],
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a program and speak with it over its stdin and stdout, until it ends (optional).
+
+        Args:
+            argv: The program.
+            take: Gets what it writes to stdout, as it comes.
+            begun: Gets, once, the function that writes to its stdin.
+            timeout_s: Seconds it may live.
+            cwd: Folder it runs in.
+            env: Variables besides the box's own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot speak with a program")
+
     @abstractmethod
     async def close(self) -> None:
         """Take the box down; may be called twice."""
+
+    def leaves(self, kind: str, what: str) -> None:
+        """Note what would be left if this process were killed; see :class:`LedgerLine`."""
+        if self.line is not None:
+            self.line.leaves(kind, what)
+
+    @classmethod
+    async def remove(cls, left: Mapping[str, Sequence[str]]) -> None:
+        """Remove what a box left whose owner is gone.
+
+        Args:
+            left: Kind -> what, as the box noted it with ``leaves``. Some may be gone already.
+
+        Raises:
+            SandboxFailure: When something cannot be removed now; it is tried again later.
+        """
+
+    @classmethod
+    async def sweep(cls) -> list[str]:
+        """Remove what bears the mark of a dead owner, in a ledger or not; return what it was."""
+        return []
+
+    @classmethod
+    async def examine(cls) -> list[Finding]:
+        """Say what this wall needs and finds on this machine, without starting a box."""
+        return []

@@ -1,0 +1,68 @@
+"""Whose box it is: marks of a process and of a machine, for what outlives a killed owner.
+
+Takes: nothing. Gives: marks that a reaper can tell the dead from the living by. Never: takes a
+process for dead that it cannot see (one of another machine, or of another process namespace).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+OWNER_LABEL: Final = "rollart.owner"
+HOST_LABEL: Final = "rollart.host"
+LEDGER_LABEL: Final = "rollart.ledger"
+
+
+def owner_mark(pid: int | None = None) -> str:
+    """Return ``pid:start time`` of a process, by default this one; no other will ever bear it."""
+    number = os.getpid() if pid is None else pid
+    return f"{number}:{_started(number)}"
+
+
+def is_alive(mark: str) -> bool:
+    """Return whether the process that bears ``mark`` lives; in doubt (no such mark) it does."""
+    pid, _, started = mark.partition(":")
+    if not pid.isdigit() or not started.isdigit():
+        return True
+    return _started(int(pid)) == int(started)
+
+
+def labels(line: str = "") -> dict[str, str]:
+    """Return what a box's container is labelled with.
+
+    Args:
+        line: The name of the box's line in the ledger; empty where it has none.
+    """
+    return {OWNER_LABEL: owner_mark(), HOST_LABEL: host_mark(), LEDGER_LABEL: line}
+
+
+def is_orphan(found: dict[str, str]) -> bool:
+    """Return whether these are labels of a box of this machine whose owner is gone."""
+    if found.get(HOST_LABEL) != host_mark() or OWNER_LABEL not in found:
+        return False
+    return not is_alive(found[OWNER_LABEL])
+
+
+@cache
+def host_mark() -> str:
+    """Return what tells this boot of this machine, and this process namespace, from others."""
+    boot, space = platform.node(), "0"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.readlink("/proc/self/ns/pid")
+    return f"{boot}/{space}"
+
+
+def _started(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    state, *fields = text.rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(fields[18])
