@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar
 
+from rollart_core.contracts.host import Finding, LedgerLine
 from rollart_core.contracts.spec import PluginSpec
 
 
@@ -29,35 +30,6 @@ class ExecResult:
     truncated: bool = False
     """True when output was cut at the cap."""
     wall_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that a wall needs or uses on this machine, for ``rollart sandbox doctor``."""
-
-    what: str
-    """Such as ``user namespaces``."""
-    state: Literal["ok", "warn", "bad"]
-    """``warn``: it works, but holds less; ``bad``: a box cannot start."""
-    says: str = ""
-    mend: str = ""
-    """What to do about it."""
-
-
-class LedgerLine(Protocol):
-    """A box's line in the ledger of live boxes, from which a killed owner's boxes are reaped."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """What to label things with that outlive this process (containers)."""
-
-    def leaves(self, kind: str, what: str) -> None:
-        """Note something on the host that is there until the box is closed.
-
-        Args:
-            kind: ``folder``, ``cgroup``, or a wall's own, such as ``container``.
-            what: Its absolute path, or its id.
-        """
 
 
 class Sandbox(ABC):
@@ -140,15 +112,13 @@ class Sandbox(ABC):
             self.line.leaves(kind, what)
 
     @classmethod
-    async def remove(cls, left: Mapping[str, Sequence[str]]) -> None:
-        """Remove what a box left whose owner is gone.
+    async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
+        """Remove what a box left whose owner is gone; return what cannot be removed now, and why.
 
         Args:
             left: Kind -> what, as the box noted it with ``leaves``. Some may be gone already.
-
-        Raises:
-            SandboxFailure: When something cannot be removed now; it is tried again later.
         """
+        return []
 
     @classmethod
     async def sweep(cls) -> list[str]:
