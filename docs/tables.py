@@ -33,6 +33,7 @@ PAGES = (
     "docs/webshop.md",
     "docs/adapters.md",
     "docs/sandboxes.md",
+    "docs/swe.md",
 )
 FOLDERS = (
     "rollart_core",

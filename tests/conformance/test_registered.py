@@ -61,10 +61,21 @@ def check_one_adapter(adapter_id: str) -> list[CheckResult]:
     return check_env(partial(registry.make, env_id), spec=said, num_tasks=1)
 
 
+def check_one_env(env_id: str) -> list[CheckResult]:
+    """Check an environment; one that needs a wall gets the light one."""
+    said = registry.env_spec(env_id)
+    if said.sandbox is None:
+        return check_env(env_id)
+    if why := no_bubblewrap():
+        return [CheckResult("reset", Outcome.SKIP, why)]
+    make = partial(registry.make, env_id, sandbox="bubblewrap")
+    return check_env(make, spec=said, num_tasks=1)
+
+
 def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
     """Run what one process can check; `rollart check` adds what needs several."""
     if kind == "environments":
-        return check_env(plugin_id)
+        return check_one_env(plugin_id)
     if kind == "env_adapters":
         return check_one_adapter(plugin_id)
     if plugin_id == "rollart/Bubblewrap-v1" and (why := no_bubblewrap()):

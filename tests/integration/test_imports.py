@@ -47,7 +47,7 @@ ROOMS = (
     ("contracts", "hookspecs", "spaces"),
     ("config", "problems"),
     ("config_checks", "config_load", "manifest", "plugins", "registry", "resolve"),
-    ("models", "rollout", "engine", "train", "weights", "plan"),
+    ("boxes", "models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
 )

@@ -15,6 +15,13 @@ memory or files: the judge is not dumpable, and where it is root the candidate h
 
 A function that changes its arguments changes copies: tests that look at them are not of this
 format.
+
+The verdict has two reasons: ``reason`` for logs, and ``told`` for the agent. The candidate sees the
+test's arguments and could put them into its errors, so ``told`` is made of fixed words, names of
+builtin exceptions and what the compiler says of the source.
+
+It runs as a file, or without one (``BOOTSTRAP``), so that nothing that lies in the box can stand in
+for it.
 """
 
 from __future__ import annotations
@@ -34,6 +41,11 @@ MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 24
 DEPTH = 50
+
+BOOTSTRAP = "import sys; SOURCE = sys.argv.pop(1); exec(compile(SOURCE, 'judge.py', 'exec'))"
+"""For ``python -c BOOTSTRAP source``."""
+SOURCE = globals().get("SOURCE", "")
+OUT_OF_TIME = "it ran out of time"
 
 
 def pack(value: Any, depth: int = 0) -> Any:
@@ -126,11 +138,11 @@ class Candidate:
     """A candidate in a process of its own, called like the function it holds."""
 
     def __init__(self) -> None:
-        self.problem = ""
+        self.problem = self.told = ""
         self._link, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", os.path.abspath(__file__), str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-B", *_program(), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -152,23 +164,28 @@ class Candidate:
         try:
             return unpack(answer["value"])
         except Exception as error:
-            raise self.failed(f"its answer cannot be read: {type(error).__name__}") from None
+            problem = f"its answer cannot be read: {type(error).__name__}"
+            raise self.failed(problem, UNREAD) from None
 
     def _ask(self, message: Any) -> Any:
         try:
             send(self._link, message)
             answer = receive(self._reader)
-        except (OSError, ValueError, EOFError, RecursionError) as error:
-            raise self.failed(str(error) or type(error).__name__) from None
+        except (OSError, EOFError) as error:
+            raise self.failed(str(error) or type(error).__name__, "its process ended") from None
+        except (ValueError, RecursionError) as error:
+            raise self.failed(str(error) or type(error).__name__, UNREAD) from None
         if not isinstance(answer, dict):
-            raise self.failed("its answer cannot be read")
+            raise self.failed("its answer cannot be read", UNREAD)
         if "refused" in answer:
-            raise self.failed(f"it does not load: {answer['refused']}")
+            name, _, said = str(answer["refused"]).partition(": ")
+            told = f"it does not load: {_builtin(name)}"
+            raise self.failed(f"it does not load: {name}: {said}", told)
         return answer
 
-    def failed(self, problem: str) -> CandidateError:
+    def failed(self, problem: str, told: str) -> CandidateError:
         """Return an error to raise; it is remembered, for a test might catch everything."""
-        self.problem = problem
+        self.problem, self.told = problem, told
         return CandidateError(problem)
 
     def close(self) -> None:
@@ -178,6 +195,21 @@ class Candidate:
         self._process.wait()
         self._reader.close()
         self._link.close()
+
+
+UNREAD = "it returned what is no plain value"
+
+
+def _program() -> list[str]:
+    """Return how Python starts this program again."""
+    return ["-c", BOOTSTRAP, SOURCE] if SOURCE else [os.path.abspath(__file__)]
+
+
+def _builtin(name: str) -> str:
+    """Return the name of a builtin exception, or that there was some other."""
+    kind = getattr(__import__("builtins"), name, None)
+    is_plain = isinstance(kind, type) and issubclass(kind, BaseException)
+    return name if is_plain else "an exception of its own"
 
 
 def _raised(name: Any) -> BaseException:
@@ -238,16 +270,19 @@ def judge(request: Any) -> Any:
     """Return the verdict on one request: ``passed``, or ``failed`` with a reason."""
     candidate = Candidate()
     _ring_after(request["timeout_s"], candidate)
+    told = ""
     try:
         reason = _run_test(request, candidate)
     except AssertionError:
-        reason = "an assertion of the hidden test failed"
+        reason, told = "an assertion of the hidden test failed", "it returned a wrong result"
     except BaseException as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
+        told = f"{_builtin(type(error).__name__)} was raised"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         candidate.close()
-    return {"verdict": "failed" if reason else "passed", "reason": reason}
+    told = candidate.told or told
+    return {"verdict": "failed" if reason else "passed", "reason": reason, "told": told}
 
 
 def _run_test(request: Any, candidate: Candidate) -> str:
@@ -255,17 +290,31 @@ def _run_test(request: Any, candidate: Candidate) -> str:
     names: Any = {"__name__": "hidden_test"}
     exec(compile(request["reference"], "reference.py", "exec", dont_inherit=True), names)
     cpu_s = math.ceil(request["timeout_s"]) + 1
+    problem = _syntax(request["candidate"])
+    if problem:
+        raise candidate.failed(problem, problem)
     candidate.load(request["candidate"], request["entry_point"], cpu_s)
     names[request["entry_point"]] = candidate
     exec(compile(request["test"], "hidden_test.py", "exec", dont_inherit=True), names)
     return candidate.problem
 
 
+def _syntax(source: str) -> str:
+    """Return what the compiler says against a source; empty: nothing."""
+    try:
+        compile(source, "candidate.py", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"it is no Python: {error.msg} (line {error.lineno})"
+    except (ValueError, MemoryError, RecursionError) as error:
+        return f"it is no Python: {type(error).__name__}"
+    return ""
+
+
 def _ring_after(timeout_s: float, candidate: Candidate) -> None:
     """Raise when the time is over, wherever the test is then."""
 
     def ring(*_: Any) -> None:
-        raise candidate.failed(f"out of time: {timeout_s:.3g} s")
+        raise candidate.failed(f"out of time: {timeout_s:.3g} s", OUT_OF_TIME)
 
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)

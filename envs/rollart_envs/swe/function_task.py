@@ -25,6 +25,9 @@ class Judgement:
     verdict: Verdict
     """``error``: the judge gave no answer of its own (killed, out of time, box broken)."""
     reason: str = ""
+    """For logs; it may hold what the hidden test says."""
+    told: str = ""
+    """What the agent may be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,10 @@ def read_judgement(stdout: bytes, nonce: str) -> Judgement:
     if len(answers) != 1:
         return Judgement("error", f"the judge answered {len(answers)} times instead of once")
     verdict = answers[0].get("verdict")
-    reason = str(answers[0].get("reason", ""))
+    reason, told = (str(answers[0].get(name, "")) for name in ("reason", "told"))
     if verdict == "passed":
-        return Judgement("passed", reason)
-    return Judgement("failed" if verdict == "failed" else "error", reason)
+        return Judgement("passed", reason, told)
+    return Judgement("failed" if verdict == "failed" else "error", reason, told)
 
 
 def _answer(line: bytes, nonce: str) -> dict[str, object] | None:

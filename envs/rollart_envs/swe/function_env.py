@@ -1,0 +1,173 @@
+"""``swe/FunctionRepair-v1``: one buggy function, judged by a hidden test in a box.
+
+Takes: answers that hold the mended function in a fenced block. Gives: 1 when it passes; after an
+answer that fails, what kind of failure it was, and another turn. Never: shows the hidden test, or
+lets an answer leave anything for the next one: the box is brought back to what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from gymnasium.error import ResetNeeded
+
+from rollart_core.boxes.env import BoxEnv, Reset, Step
+from rollart_core.boxes.source import box_source
+from rollart_core.config import PluginRef
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import SandboxFailure
+from rollart_envs.swe.config import BOX_PYTHON, FunctionRepairConfig
+from rollart_envs.swe.function_task import FunctionTask, Judgement, candidate_of
+from rollart_envs.swe.judging import expect_gold, judge_answer
+from rollart_envs.swe.taskbook import function_tasks
+
+_RESTORE_S: Final = 5.0
+ASK = "Answer with the whole mended function in one ```python block.\n"
+
+
+class FunctionRepairEnv(BoxEnv):
+    """Mend a function; see :class:`rollart_envs.swe.config.FunctionRepairConfig`."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
+
+    def __init__(
+        self,
+        *,
+        sandbox: PluginRef | dict[str, Any] | str = "docker",
+        tasks: str | Path | None = None,
+        num_attempts: int = 3,
+        test_timeout_s: float = 10.0,
+        python: str = BOX_PYTHON,
+    ) -> None:
+        self.config = FunctionRepairConfig.model_validate(
+            {
+                "sandbox": sandbox,
+                "tasks": tasks,
+                "num_attempts": num_attempts,
+                "test_timeout_s": test_timeout_s,
+                "python": python,
+            }
+        )
+        super().__init__(box_source(self.config.sandbox))
+        self._book = function_tasks(self.config.tasks or _own_tasks())
+        self._task: FunctionTask | None = None
+        self._attempts = 0
+        self._over = True
+        self._clean: str | None = None
+        self._is_used = False
+
+    @property
+    def task(self) -> FunctionTask:
+        """The present task.
+
+        Raises:
+            ResetNeeded: There is none yet.
+        """
+        if self._task is None:
+            raise ResetNeeded("call reset() before the first step")
+        return self._task
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks ``split`` has."""
+        return len(self._book.ids(split))
+
+    async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
+        """Begin an episode in a box of its own."""
+        self._task = self._book.choose(options, self.np_random)
+        self._attempts, self._over = 0, False
+        self._clean, self._is_used = None, False
+        await self.open_box()
+        return f"{self.task.statement()}\n{ASK}", self._info(0.0)
+
+    async def act(self, action: str) -> Step:
+        """Judge an answer."""
+        if not isinstance(action, str):
+            raise TypeError(f"an answer is a str, not {action!r:.80}")
+        if self._over:
+            raise ResetNeeded("the episode is over: call reset()")
+        judgement = await self._judged(candidate_of(action))
+        self._attempts += 1
+        passed = judgement.verdict == "passed"
+        self._over = passed or self._attempts >= self.config.num_attempts
+        if self._over:
+            await self._give_back()
+        left = self.config.num_attempts - self._attempts
+        observation = "The function is mended." if passed else _failed(judgement, left)
+        return observation, float(passed), self._over, False, self._info(float(passed))
+
+    def oracle(self) -> str | None:
+        """Return the answer with the task's own solution; None when the episode is over."""
+        return None if self._over else _answer(self.task.gold_code)
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return the hidden test and the solution."""
+        return self.task.secrets()
+
+    def corpus(self) -> Iterator[str]:
+        """Yield what is asked and answered in the tasks of ``train``, and what failures say."""
+        for name in self._book.ids("train"):
+            task = self._book.tasks[name]
+            yield f"{task.statement()}\n{ASK}"
+            yield _answer(task.buggy_code)
+            yield _failed(Judgement("failed", told="it returned a wrong result"), left=2)
+            yield _answer(task.gold_code)
+
+    async def _judged(self, candidate: str) -> Judgement:
+        name = self.task.entry_point
+        if name not in candidate:
+            return Judgement("failed", told=f"your answer does not define `{name}`")
+        box = await self._clean_box()
+        self._is_used = True
+        python, timeout_s = self.config.python, self.config.test_timeout_s
+        judgement = await judge_answer(
+            box, self.task, candidate, python=python, timeout_s=timeout_s
+        )
+        if judgement.verdict == "error":
+            await expect_gold(self._boxes, self.task, python=python, timeout_s=timeout_s)
+            self._clean = None
+        return judgement
+
+    async def _clean_box(self) -> Sandbox:
+        """Return the box without a trace of earlier answers, or a fresh one."""
+        if self._is_used and not await self._restored():
+            await self.open_box()
+            self._clean = None
+        assert self._box is not None
+        if self._clean is None and self._attempts + 1 < self.config.num_attempts:
+            self._clean = await self._box.snapshot()
+        return self._box
+
+    async def _restored(self) -> bool:
+        if self._box is None or self._clean is None:
+            return False
+        try:
+            async with asyncio.timeout(_RESTORE_S):
+                await self._box.restore(self._clean)
+        except (OSError, SandboxFailure, TimeoutError):  # an answer can see to that
+            return False
+        return True
+
+    def _info(self, reward: float) -> dict[str, Any]:
+        return {
+            "instance": self.task.task_id,
+            "attempts": self._attempts,
+            "success": reward == 1.0,
+            "reward_components": {"passed": reward},
+        }
+
+
+def _failed(judgement: Judgement, left: int) -> str:
+    ask = f"Attempts left: {left}.\n{ASK}" if left > 0 else "No attempt is left."
+    return f"The hidden test fails: {judgement.told}. {ask}"
+
+
+def _answer(code: str) -> str:
+    return f"```python\n{code.strip()}\n```"
+
+
+def _own_tasks() -> Path:
+    return Path(str(resources.files(__package__))) / "function_tasks.jsonl"

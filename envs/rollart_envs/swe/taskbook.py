@@ -1,0 +1,133 @@
+"""The tasks of one file, in splits.
+
+Takes: tasks with ids. Gives: the i-th task of a split, or one that is drawn. Never: puts a task in
+two splits, unless the file holds fewer than three.
+
+Tasks are put in order by a hash of their ids: the first fifth is ``test``, the next eighth
+``warm``, the rest ``train``, at least one each. So the splits follow from the ids alone, not from
+the order of the rows. Within a split tasks stand in the order of the file.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from rollart_core.errors import UserError
+from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.reader import BadRow, read_function_tasks, read_repair_tasks
+from rollart_envs.swe.task import RepairTask
+
+T = TypeVar("T")
+SPLITS = ("train", "warm", "test")
+_TEST, _WARM = 1 / 5, 1 / 8
+
+
+class TaskBook(Generic[T]):
+    """Tasks in splits.
+
+    Args:
+        tasks: Id -> task.
+        bad: The rows of the file that were no tasks.
+    """
+
+    def __init__(self, tasks: Mapping[str, T], bad: Sequence[BadRow] = ()) -> None:
+        self.tasks = dict(tasks)
+        self.bad = tuple(bad)
+        self.splits = split_ids(list(tasks))
+
+    def ids(self, split: str) -> tuple[str, ...]:
+        """Return the ids of a split's tasks.
+
+        Raises:
+            ValueError: There is no such split.
+        """
+        if split not in self.splits:
+            raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+        return self.splits[split]
+
+    def choose(self, options: Mapping[str, Any], draw: np.random.Generator) -> T:
+        """Return the task that reset's options name, or one drawn from the split.
+
+        Args:
+            options: ``{"task": i, "split": "train"}``, or ``{"instance": id}``.
+            draw: Draws where no task is named.
+
+        Raises:
+            ValueError: No such option, split, task or id.
+        """
+        unknown = sorted(set(options) - {"task", "split", "instance"})
+        if unknown:
+            known = "task, split, instance"
+            raise ValueError(f"unknown reset option {unknown[0]!r}; there are {known}")
+        if "instance" in options:
+            if options["instance"] not in self.tasks:
+                raise ValueError(f"no task {options['instance']!r} in the file")
+            return self.tasks[options["instance"]]
+        ids = self.ids(options.get("split", "train"))
+        if "task" not in options:
+            return self.tasks[random.Random(int(draw.integers(2**63))).choice(ids)]
+        index = options["task"]
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(ids):
+            raise ValueError(f"task: {index!r} is not an index from 0 to {len(ids) - 1}")
+        return self.tasks[ids[index]]
+
+
+def split_ids(ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return split -> ids; with fewer than three ids every split holds all of them."""
+    if len(ids) < len(SPLITS):
+        return dict.fromkeys(SPLITS, tuple(ids))
+    by_hash = sorted(ids, key=lambda name: sha256(name.encode("utf-8", "surrogatepass")).digest())
+    num_test, num_warm = (max(1, round(share * len(ids))) for share in (_TEST, _WARM))
+    test, warm = set(by_hash[:num_test]), set(by_hash[num_test : num_test + num_warm])
+    return {
+        "train": tuple(name for name in ids if name not in test and name not in warm),
+        "warm": tuple(name for name in ids if name in warm),
+        "test": tuple(name for name in ids if name in test),
+    }
+
+
+def function_tasks(path: Path) -> TaskBook[FunctionTask]:
+    """Return the tasks of a file in HumanEvalPack's format, read once a process.
+
+    Raises:
+        UserError: The file cannot be read or holds no task.
+    """
+    return _function_tasks(*_stamp(path))
+
+
+def repair_tasks(path: Path) -> TaskBook[RepairTask]:
+    """Return the tasks of a file in SWE-bench's format, read once a process.
+
+    Raises:
+        UserError: The file cannot be read or holds no task.
+    """
+    return _repair_tasks(*_stamp(path))
+
+
+def _stamp(path: Path) -> tuple[Path, int, int]:
+    """Return the path, size and time of a file, by which it is kept."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"tasks: {path}: {why}; give a .jsonl or .parquet file") from None
+    return path.absolute(), found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=8)
+def _function_tasks(path: Path, size: int, stamp: int) -> TaskBook[FunctionTask]:
+    rows = read_function_tasks(path)
+    return TaskBook({task.task_id: task for task in rows.tasks}, rows.bad)
+
+
+@lru_cache(maxsize=8)
+def _repair_tasks(path: Path, size: int, stamp: int) -> TaskBook[RepairTask]:
+    rows = read_repair_tasks(path)
+    return TaskBook({task.instance_id: task for task in rows.tasks}, rows.bad)
