@@ -80,8 +80,10 @@ class Exec:
         self.deadline = self.started + header["timeout_s"]
         self.timed_out = self.cancelled = False
         self.stdin = memoryview(stdin)
+        self.stream: Optional[Tunnel] = None
         limit = header["max_output_bytes"]
-        self.outputs = {process.stdout: Output(limit), process.stderr: Output(limit)}
+        pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        self.outputs = {pipe: Output(limit) for pipe in pipes}
 
 
 class Tunnel:
@@ -291,18 +293,24 @@ class Agent:
             raise NotADirectoryError(errno.ENOTDIR, "no such folder to run in", cwd)
         header["token"] = os.urandom(8).hex()
         env = {**self.env, **(header.get("env") or {}), MARK: header["token"]}
+        stdin, stdout = (subprocess.PIPE if body else subprocess.DEVNULL), subprocess.PIPE
+        ours, theirs = socketpair() if "stream" in header else (None, None)
+        if theirs is not None:
+            stdin = stdout = theirs.fileno()
         try:
             process = subprocess.Popen(
                 header["argv"],
                 cwd=cwd,
                 env=env,
-                stdin=subprocess.PIPE if body else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdin=stdin,
+                stdout=stdout,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 bufsize=0,
             )
         except OSError as e:
+            if ours is not None:
+                ours.close()
             if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
                 raise
             code = 127 if isinstance(e, FileNotFoundError) else 126
@@ -310,6 +318,9 @@ class Agent:
             reply = {"id": header["id"], "exit_code": code, "out": 0, "wall_s": 0.0}
             self.send(reply, said)
             return
+        finally:
+            if theirs is not None:
+                theirs.close()
         die_first(process.pid)
         run = Exec(header["id"], header, process, body)
         self.execs[process.pid] = run
@@ -319,6 +330,10 @@ class Agent:
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
             self.watch(process.stdin, selectors.EVENT_WRITE, lambda _: self.feed(run))
+        if ours is not None:
+            tunnel = self.tunnels[header["stream"]] = Tunnel(header["stream"], ours)
+            run.stream = tunnel
+            self.tend(tunnel)
 
     def drainer(self, run: Exec, pipe: Any) -> Callable[[int], None]:
         return lambda _: self.drain(run, pipe, 4)
@@ -437,9 +452,12 @@ class Agent:
                 self.drop(pipe)
         if run.process.stdin is not None and not run.process.stdin.closed:
             self.drop(run.process.stdin)
+        if run.stream is not None:
+            self.last_words(run.stream)
         if run.cancelled:
             return
-        out, err = (output.bytes() for output in run.outputs.values())
+        *first, err = (output.bytes() for output in run.outputs.values())
+        out = first[0] if first else b""  # of a program with a stream, only stderr is collected
         reply = {
             "id": run.call,
             "exit_code": 137 if run.timed_out else code,
@@ -592,6 +610,14 @@ class Agent:
         self.send({"op": "open", "s": tunnel.number, "forward": forward})
         self.tend(tunnel)
 
+    def last_words(self, tunnel: Tunnel) -> None:
+        """Send what a program that has ended left in its stream, within a window."""
+        for _ in range(16):
+            if not tunnel.shut and not tunnel.read_ended and tunnel.credit > 0:
+                self.on_tunnel(tunnel, selectors.EVENT_READ)
+        if not tunnel.shut:
+            self.shut(tunnel)
+
     def tend(self, tunnel: Tunnel) -> None:
         """Listen for what a tunnel can do now; it is over when both directions are."""
         if tunnel.shut:
@@ -641,6 +667,9 @@ class Agent:
         what = header["what"]
         if what == "data":
             tunnel.waiting.append(body)
+            if len(tunnel.waiting) == 1:
+                self.on_tunnel(tunnel, selectors.EVENT_WRITE)
+                return
         elif what == "ack":
             tunnel.credit += header["n"]
         elif what == "eof":
@@ -721,6 +750,15 @@ def signal_one(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError:
         pass
+
+
+def socketpair() -> Tuple["socket.socket", "socket.socket"]:
+    """Return both ends of a program's stream; the first is the agent's."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def die_first(pid: int) -> None:

@@ -111,32 +111,35 @@ class AgentSandbox(Sandbox):
         """
         if not argv:
             raise ValueError("argv is empty")
-        call = self._up().call(
-            "exec",
-            stdin,
-            argv=list(argv),
-            cwd=cwd,
-            env=dict(env or {}),
-            timeout_s=timeout_s,
-            max_output_bytes=min(max_output_bytes, self._config.output_bytes),
-        )
+        header = self._command(argv, timeout_s, cwd, env, max_output_bytes)
+        call = self._up().call("exec", stdin, **header)
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 reply, body = await call
         except TimeoutError as e:
             raise SandboxFailure("the agent does not answer", boundary="sandbox.exec") from e
-        cut = int(reply["out"])
-        out, err = body[:cut], body[cut:]
-        if "timed_out" not in reply:  # it never ran, and the body is the reason
-            out, err = b"", body
-        return ExecResult(
-            int(reply["exit_code"]),
-            out,
-            err,
-            timed_out=bool(reply.get("timed_out")),
-            truncated=bool(reply.get("truncated")),
-            wall_s=float(reply["wall_s"]),
-        )
+        return _result(reply, body)
+
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        take: Callable[[bytes], None],
+        begun: Callable[[Callable[[bytes], None]], None],
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a program and speak with it over its stdin and stdout, until it ends.
+
+        Its stderr is collected as ``exec`` does it. Cancelling kills it.
+
+        Raises:
+            OSError: As ``exec``.
+            SandboxFailure: When the box is gone.
+        """
+        header = self._command(argv, timeout_s, cwd, env, 1 << 16)
+        return _result(*await self._up().program(take, begun, **header))
 
     async def read_file(self, path: str) -> bytes:
         """Return a file; a relative path starts at the working folder."""
@@ -156,6 +159,7 @@ class AgentSandbox(Sandbox):
         connection = self._up()
         if self._snapshots is None:
             self._snapshots = Path(tempfile.mkdtemp(prefix="rollart-snapshots-"))
+            self.leaves("folder", str(self._snapshots))
         name = f"snapshot-{self._num_snapshots}"
         self._num_snapshots += 1
         part = self._snapshots / f"{name}.part"
@@ -200,6 +204,22 @@ class AgentSandbox(Sandbox):
         if self._snapshots is not None:
             shutil.rmtree(self._snapshots, ignore_errors=True)
 
+    def _command(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        max_output_bytes: int,
+    ) -> dict[str, object]:
+        return {
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "max_output_bytes": min(max_output_bytes, self._config.output_bytes),
+        }
+
     def _up(self) -> Connection:
         if self._process is None or self._connection is None:
             raise RuntimeError("the sandbox is not up: start() first, and not after close()")
@@ -216,6 +236,21 @@ class AgentSandbox(Sandbox):
             await asyncio.wait({self._listening}, timeout=_LAST_WORDS_S)
         said = b"".join(self._complaints).decode(errors="replace").strip().splitlines()
         return f": {said[-1][:300]}" if said else ""
+
+
+def _result(reply: Mapping[str, Any], body: bytes) -> ExecResult:
+    cut = int(reply["out"])
+    out, err = body[:cut], body[cut:]
+    if "timed_out" not in reply:  # it never ran, and the body is the reason
+        out, err = b"", body
+    return ExecResult(
+        int(reply["exit_code"]),
+        out,
+        err,
+        timed_out=bool(reply.get("timed_out")),
+        truncated=bool(reply.get("truncated")),
+        wall_s=float(reply["wall_s"]),
+    )
 
 
 def _bounded(content: bytearray, most: int) -> Callable[[bytes], None]:

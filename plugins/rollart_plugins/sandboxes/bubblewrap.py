@@ -88,6 +88,8 @@ class BubblewrapSandbox(AgentSandbox):
                 num_pids=self._options.num_pids,
                 cpus=self._options.cpus,
             )
+            for folder in self._cgroup.folders:
+                self.leaves("cgroup", str(folder))
             self._cgroup.add(self.agent_pid)
 
     async def _read_pid(self) -> int:
@@ -128,12 +130,12 @@ class BubblewrapSandbox(AgentSandbox):
 def arguments(options: BubblewrapConfig) -> list[str]:
     """Return what bubblewrap is told of the box's files."""
     argv = list(_system(Path(options.rootfs)))
-    for path in options.ro_binds:
-        argv += ["--ro-bind", path, path]
     tmp = str(options.tmp_bytes)
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", tmp, "--tmpfs", "/dev/shm"]
     argv += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
     argv += ["--size", str(options.disk_bytes), "--tmpfs", WORK]
+    for path in options.ro_binds:  # last, so that one below /tmp is seen
+        argv += ["--ro-bind", path, path]
     return argv
 
 

@@ -27,6 +27,7 @@ MAX_FRAME: Final = 1 << 26
 IN_FLIGHT: Final = 1 << 20
 """Most bytes of an upload that the agent has not acknowledged."""
 LENGTHS: Final = struct.Struct(">II")
+Begun = Callable[[Callable[[bytes], None]], None]
 
 
 @cache
@@ -159,6 +160,23 @@ class Connection:
             raise ValueError(f"a target is host:port, got {target!r}")
         with self._tunnels.leading_to((host.strip("[]"), int(port))) as number:
             await self.call("forward", path=path, forward=number)
+
+    async def program(
+        self, take: Callable[[bytes], None], begun: Begun, **header: object
+    ) -> tuple[dict[str, Any], bytes]:
+        """Run a program whose stdin and stdout are a stream; return what ``exec`` returns.
+
+        Args:
+            take: Gets what it writes on stdout.
+            begun: Gets, at once, what writes to its stdin.
+            header: As of ``exec``.
+        """
+        number, write = self._tunnels.speak(take)
+        begun(write)
+        try:
+            return await self.call("exec", stream=number, **header)
+        finally:
+            self._tunnels.forget(number)
 
     async def close(self) -> None:
         """End all calls and tunnels; may be called twice."""

@@ -1,6 +1,7 @@
-"""Forwarded sockets: what connects inside a box is carried to a target on the host's side.
+"""Streams between a box and the host: forwarded sockets, and programs that are spoken with.
 
-Takes: the agent's frames of one stream. Gives: a TCP connection for each, with its bytes both ways.
+Takes: the agent's frames of one stream. Gives: a TCP connection for each socket that connects in
+the box, with its bytes both ways; and to whoever speaks with a program, what the program writes.
 Never: holds more than a window of bytes for a reader that is slow, or lets the box choose a target.
 """
 
@@ -10,11 +11,13 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 WINDOW: Final = 1 << 20
 """Bytes on their way in one direction; the agent has the same."""
 CHUNK: Final = 1 << 17
+Take = Callable[[bytes], None]
 
 
 class _Send(Protocol):
@@ -33,6 +36,21 @@ class Tunnels:
         self._targets: dict[int, tuple[str, int]] = {}
         self._numbers = itertools.count(1)
         self._tunnels: dict[int, _Tunnel] = {}
+        self._programs: dict[int, _Program] = {}
+
+    def speak(self, take: Take) -> tuple[int, Take]:
+        """Return the stream of a program that is about to start, and what writes to it.
+
+        Args:
+            take: Gets what the program writes, at once.
+        """
+        number = -next(self._numbers)  # the agent's own are positive
+        self._programs[number] = _Program(number, self._send, take)
+        return number, partial(self._send, {"op": "stream", "s": number, "what": "data"})
+
+    def forget(self, number: int) -> None:
+        """Drop what a program still says."""
+        self._programs.pop(number, None)
 
     @contextmanager
     def leading_to(self, target: tuple[str, int]) -> Iterator[int]:
@@ -48,7 +66,10 @@ class Tunnels:
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
         """Take a frame of a stream."""
         number, op = int(header["s"]), header["op"]
-        if op == "open":
+        if number < 0:
+            if op == "data" and number in self._programs:
+                self._programs[number].take(body)
+        elif op == "open":
             target = self._targets[header["forward"]]
             self._tunnels[number] = _Tunnel(number, target, self._send, self._over)
         elif number in self._tunnels:
@@ -61,6 +82,24 @@ class Tunnels:
 
     def _over(self, number: int) -> None:
         self._tunnels.pop(number, None)
+
+
+class _Program:
+    """What a program in the box writes; half a window is acknowledged at once."""
+
+    def __init__(self, number: int, send: _Send, take: Take) -> None:
+        self._number = number
+        self._send = send
+        self._take = take
+        self._held = 0
+
+    def take(self, body: bytes) -> None:
+        self._held += len(body)
+        if self._held >= WINDOW // 2:
+            stream = {"op": "stream", "s": self._number, "what": "ack", "n": self._held}
+            self._send(stream)
+            self._held = 0
+        self._take(body)
 
 
 class _Tunnel:
