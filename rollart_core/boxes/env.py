@@ -72,8 +72,8 @@ class BoxEnv(gymnasium.Env[Observation, str]):
         return await loop.on_loop(self._kept(self.act(action)))
 
     def close(self) -> None:
-        """Give the box back; may be called twice."""
-        loop.run(self._give_back())
+        """Give the box back, and let go of the pool; may be called twice."""
+        loop.run(self._let_go())
 
     async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``; the box does not outlive its failure."""
@@ -82,6 +82,12 @@ class BoxEnv(gymnasium.Env[Observation, str]):
         except BaseException:
             await self._give_back()
             raise
+
+    async def _let_go(self) -> None:
+        try:
+            await self._give_back()
+        finally:
+            await self._boxes.close()
 
     async def _give_back(self) -> None:
         box, self._box = self._box, None

@@ -1,18 +1,33 @@
-"""Where an environment gets its boxes.
+"""Where an environment gets its boxes: from the pool that all its like share in this process.
 
-Takes: a sandbox's id and options. Gives: started boxes. Never: hands one box to two episodes.
+Takes: a sandbox's id and options. Gives: started boxes. Never: hands one box to two episodes, or
+leaves a box behind when the process ends.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextlib
+import json
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
-from pydantic import BaseModel, ConfigDict
-
-from rollart_core import registry
+from rollart_core.boxes import loop
+from rollart_core.boxes.admission import Admission
+from rollart_core.boxes.ledger import Ledger
+from rollart_core.boxes.options import PoolOptions, SandboxedOptions
+from rollart_core.boxes.pool import BoxPool
+from rollart_core.boxes.reap import reap
 from rollart_core.config import PluginRef
 from rollart_core.contracts.sandbox import Sandbox
+
+__all__ = ["BoxSource", "SandboxedOptions", "box_source", "close_all"]
+
+_EXIT_S: Final = 15.0
+_REAP_S: Final = 15.0
 
 
 class BoxSource:
@@ -21,11 +36,18 @@ class BoxSource:
     Args:
         sandbox: Id or alias of a sandbox plugin.
         options: The fields of its config.
+        pool: How many boxes there may be, and how many are kept ready.
     """
 
-    def __init__(self, sandbox: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: str,
+        options: Mapping[str, Any] | None = None,
+        pool: PoolOptions | Mapping[str, Any] | None = None,
+    ) -> None:
         self.sandbox = sandbox
         self.options = dict(options or {})
+        self.pool = PoolOptions.model_validate(pool or {})
 
     async def take(self, **needs: object) -> Sandbox:
         """Return a box that has started and that nobody has used.
@@ -35,27 +57,94 @@ class BoxSource:
                 container) and ``ro_binds`` (paths of the host that it may read).
 
         Raises:
-            SandboxFailure: When it does not come up.
+            SandboxFailure: When there is no room for it in time, or it does not come up.
         """
-        box: Sandbox = registry.build("sandboxes", self.sandbox, {**self.options, **needs})
-        await box.start()
-        return box
+        return await (await _here.pool_of(self)).take(needs)
 
     async def give_back(self, box: Sandbox) -> None:
         """Take a box that is no longer needed; it is closed."""
-        await box.close()
+        pool = _here.pools.get(_key(self))
+        await (pool.give_back(box) if pool is not None else box.close())
+
+    async def close(self) -> None:
+        """Let go of the pool, whose stock is closed when nobody uses it; ``take`` uses it again."""
+        pool = _here.leave(self)
+        if pool is not None:
+            await pool.drain()
 
 
-class SandboxedOptions(BaseModel):
-    """Base of the config models of environments that run in a box."""
+class _Here:
+    """The pools of this process, and who uses them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    def __init__(self) -> None:
+        self.pools: dict[str, BoxPool] = {}
+        self.users: dict[str, WeakSet[BoxSource]] = {}
+        self.admission: Admission | None = None
+        self._first: asyncio.Lock | None = None
 
-    sandbox: PluginRef = PluginRef(id="docker")
-    """The sandbox, by id or alias, with its options beside it (`rollart list sandboxes`)."""
+    async def pool_of(self, source: BoxSource) -> BoxPool:
+        """Return the pool of a source, made when it is first asked for."""
+        admission = await self._admission(source.sandbox)
+        key = _key(source)
+        if key not in self.pools:
+            self.pools[key] = BoxPool(source.sandbox, source.options, source.pool, admission)
+        self.users.setdefault(key, WeakSet()).add(source)
+        return self.pools[key]
+
+    def leave(self, source: BoxSource) -> BoxPool | None:
+        """Note that a source is done; return its pool if it was the last to use it."""
+        users = self.users.get(_key(source), WeakSet())
+        was_there = source in users
+        users.discard(source)
+        return self.pools.get(_key(source)) if was_there and not users else None
+
+    async def _admission(self, sandbox: str) -> Admission:
+        """Return the way to a box; before the first one, remove what a killed process left."""
+        self._first = self._first or asyncio.Lock()
+        async with self._first:
+            if self.admission is None:
+                ledger = Ledger()
+                with contextlib.suppress(Exception):  # `rollart sandbox reap` says what is wrong
+                    async with asyncio.timeout(_REAP_S):
+                        await reap(ledger, sweep=[sandbox])
+                self.admission = Admission(ledger)
+                atexit.register(close_all)
+            return self.admission
 
 
-def box_source(sandbox: PluginRef | Mapping[str, Any] | str) -> BoxSource:
+_here = _Here()
+
+
+def box_source(
+    sandbox: PluginRef | Mapping[str, Any] | str,
+    pool: PoolOptions | Mapping[str, Any] | None = None,
+) -> BoxSource:
     """Return where boxes of this kind come from in this process."""
     ref = PluginRef.model_validate(sandbox)
-    return BoxSource(ref.id, ref.options)
+    return BoxSource(ref.id, ref.options, pool)
+
+
+def close_all() -> None:
+    """Close all boxes of this process; what cannot be closed in time is left to the reaper."""
+    pools = list(_here.pools.values())
+    if pools:
+        with contextlib.suppress(Exception):
+            loop.submit(_drained(pools)).result(_EXIT_S)
+
+
+async def _drained(pools: list[BoxPool]) -> None:
+    await asyncio.gather(*(pool.drain(used_too=True) for pool in pools))
+
+
+def _key(source: BoxSource) -> str:
+    said = [source.sandbox, source.options, source.pool.model_dump()]
+    return json.dumps(said, sort_keys=True, default=str)
+
+
+def _forget() -> None:
+    """Begin anew in a fork: the boxes are the parent's."""
+    global _here
+    _here = _Here()
+
+
+os.register_at_fork(after_in_child=_forget)

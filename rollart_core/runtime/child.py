@@ -102,6 +102,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
     _die_with_parent(int(sys.argv[2]))
     asyncio.run(_main(int(sys.argv[1])))
+    if "rollart_core.boxes.source" in sys.modules:  # os._exit calls no atexit
+        sys.modules["rollart_core.boxes.source"].close_all()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a hung environment thread must not keep the process alive
