@@ -47,6 +47,11 @@ class Cgroup:
                 _forget_the_dead(parent)
         return cls(folders)
 
+    @property
+    def folders(self) -> list[Path]:
+        """Where it is."""
+        return sorted(set(self._folders.values()))
+
     def add(self, pid: int) -> None:
         """Put a process in it; what it starts is in it too."""
         for controller, folder in list(self._folders.items()):

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -47,6 +48,8 @@ class ProcessSandbox(AgentSandbox):
             )
 
     async def _launch(self) -> asyncio.subprocess.Process:
+        self.leaves("folder", str(self._folder))
+        self.leaves("mark", self._name)
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", bootstrap()),
@@ -68,12 +71,24 @@ class ProcessSandbox(AgentSandbox):
             "env": {**keep, **self._options.env, _BOX: self._name},
         }
 
+    @classmethod
+    async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
+        """Kill what a box left running whose owner is gone."""
+        for name in left.get("mark", ()):
+            _kill_all_of(name)
+        return []
+
     async def _gone(self) -> None:
-        """An agent that was killed could not tidy up: its commands bear the name of the box."""
-        for pid in _bearing(f"{_BOX}={self._name}".encode()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        """An agent that was killed could not tidy up."""
+        _kill_all_of(self._name)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kill_all_of(name: str) -> None:
+    """Kill the commands of a box, which bear its name."""
+    for pid in _bearing(f"{_BOX}={name}".encode()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _bearing(mark: bytes) -> list[int]:
