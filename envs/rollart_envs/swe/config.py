@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rollart_core.boxes.source import SandboxedOptions
+from rollart_core.boxes.options import SandboxedOptions
 
 BOX_PYTHON = "/usr/bin/python3"
 

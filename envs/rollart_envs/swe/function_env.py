@@ -16,6 +16,7 @@ from typing import Any, Final
 from gymnasium.error import ResetNeeded
 
 from rollart_core.boxes.env import BoxEnv, Reset, Step
+from rollart_core.boxes.options import PoolOptions
 from rollart_core.boxes.source import box_source
 from rollart_core.config import PluginRef
 from rollart_core.contracts.sandbox import Sandbox
@@ -38,6 +39,7 @@ class FunctionRepairEnv(BoxEnv):
         self,
         *,
         sandbox: PluginRef | dict[str, Any] | str = "docker",
+        pool: PoolOptions | dict[str, Any] | None = None,
         tasks: str | Path | None = None,
         num_attempts: int = 3,
         test_timeout_s: float = 10.0,
@@ -46,13 +48,14 @@ class FunctionRepairEnv(BoxEnv):
         self.config = FunctionRepairConfig.model_validate(
             {
                 "sandbox": sandbox,
+                "pool": pool or {},
                 "tasks": tasks,
                 "num_attempts": num_attempts,
                 "test_timeout_s": test_timeout_s,
                 "python": python,
             }
         )
-        super().__init__(box_source(self.config.sandbox))
+        super().__init__(box_source(self.config.sandbox, self.config.pool))
         self._book = function_tasks(self.config.tasks or _own_tasks())
         self._task: FunctionTask | None = None
         self._attempts = 0
