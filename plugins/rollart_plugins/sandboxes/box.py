@@ -211,7 +211,7 @@ class AgentSandbox(Sandbox):
         cwd: str | None,
         env: Mapping[str, str] | None,
         max_output_bytes: int,
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         return {
             "argv": list(argv),
             "cwd": cwd,

@@ -162,7 +162,7 @@ class Connection:
             await self.call("forward", path=path, forward=number)
 
     async def program(
-        self, take: Callable[[bytes], None], begun: Begun, **header: object
+        self, take: Callable[[bytes], None], begun: Begun, **header: Any
     ) -> tuple[dict[str, Any], bytes]:
         """Run a program whose stdin and stdout are a stream; return what ``exec`` returns.
 
