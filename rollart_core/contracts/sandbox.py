@@ -30,6 +30,10 @@ class ExecResult:
     truncated: bool = False
     """True when output was cut at the cap."""
     wall_s: float = 0.0
+    stdout_cut: int | None = None
+    """Where output is missing from ``stdout``: so many bytes are before the cut; None: nowhere."""
+    stderr_cut: int | None = None
+    """The same of ``stderr``."""
 
 
 class Sandbox(ABC):

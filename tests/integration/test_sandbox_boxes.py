@@ -157,8 +157,10 @@ def test_much_output_is_cut_in_the_middle(wall) -> None:
             assert len(result.stdout) == 1000
             assert result.stdout.startswith(b"first\n")
             assert result.stdout.endswith(b"last\n")
+            assert (result.stdout_cut, result.stderr_cut) == (500, None)
             exact = await box.exec(["echo", "x" * 9], timeout_s=30, max_output_bytes=10)
             assert (exact.truncated, exact.stdout) == (False, b"x" * 9 + b"\n")
+            assert exact.stdout_cut is None
             none = await box.exec(["echo", "x"], timeout_s=30, max_output_bytes=0)
             assert (none.truncated, none.stdout) == (True, b"")
 
@@ -330,7 +332,8 @@ def test_a_box_whose_python_is_of_another_kind_compiles_the_agent(wall, monkeypa
 
 
 def test_the_agent_needs_no_syntax_newer_than_python_3_8() -> None:
-    ast.parse(connection.source(), feature_version=(3, 8))
+    for text in connection.sources().values():
+        ast.parse(text, feature_version=(3, 8))
 
 
 def test_a_process_box_ends_with_its_host() -> None:

@@ -7,10 +7,11 @@ host what came out of a box.
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -168,8 +169,8 @@ class AgentSandbox(Sandbox):
             def take(data: bytes) -> None:
                 file.write(data)
 
-            await connection.call("snapshot", take=take)
-        part.rename(self._snapshots / f"{name}.tar")
+            await connection.call("snapshot", take=take, name=name)
+        part.rename(self._snapshots / f"{name}.archive")
         return name
 
     async def restore(self, snapshot: str) -> None:
@@ -178,12 +179,23 @@ class AgentSandbox(Sandbox):
         Raises:
             LookupError: When there is no such snapshot.
         """
-        kept = sorted(self._snapshots.glob("*.tar")) if self._snapshots else []
+        kept = sorted(self._snapshots.glob("*.archive")) if self._snapshots else []
         path = next((path for path in kept if path.stem == snapshot), None)
         if path is None:
             names = [path.stem for path in kept]
             raise LookupError(f"no snapshot {snapshot!r}; there are {names}")
-        await self._up().call("restore", pieces=_pieces_of(path))
+        try:
+            await self._rewind(path, whole=False)
+        except OSError:  # whatever it is, nothing is left of it in empty folders
+            await self._rewind(path, whole=True)
+
+    async def _rewind(self, path: Path, *, whole: bool) -> None:
+        """Bring back what the agent finds changed since the snapshot, or everything."""
+        connection, name = self._up(), path.stem
+        reply, body = await connection.call("rewind", name=name, whole=whole)
+        if not reply.get("done"):
+            spans = [(0, path.stat().st_size)] if reply["whole"] else json.loads(body)
+            await connection.call("restore", name=name, pieces=_pieces_of(path, spans))
 
     async def forward(self, path: str, target: str) -> None:
         """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
@@ -239,8 +251,9 @@ class AgentSandbox(Sandbox):
 
 
 def _result(reply: Mapping[str, Any], body: bytes) -> ExecResult:
-    cut = int(reply["out"])
-    out, err = body[:cut], body[cut:]
+    end = int(reply["out"])
+    out, err = body[:end], body[end:]
+    cuts = reply.get("cuts") or (None,)
     if "timed_out" not in reply:  # it never ran, and the body is the reason
         out, err = b"", body
     return ExecResult(
@@ -248,8 +261,10 @@ def _result(reply: Mapping[str, Any], body: bytes) -> ExecResult:
         out,
         err,
         timed_out=bool(reply.get("timed_out")),
-        truncated=bool(reply.get("truncated")),
+        truncated=any(cut is not None for cut in cuts),
         wall_s=float(reply["wall_s"]),
+        stdout_cut=cuts[0],
+        stderr_cut=cuts[-1],
     )
 
 
@@ -267,10 +282,15 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content[at : at + CHUNK]
 
 
-async def _pieces_of(path: Path) -> AsyncIterator[bytes]:
+async def _pieces_of(path: Path, spans: Iterable[Sequence[int]]) -> AsyncIterator[bytes]:
+    """Yield parts of a file; what lies outside of it is not there."""
     with path.open("rb") as file:
-        while piece := file.read(CHUNK):
-            yield piece
+        for start, length in spans:
+            file.seek(max(0, int(start)))
+            left = int(length)
+            while left > 0 and (piece := file.read(min(CHUNK, left))):
+                left -= len(piece)
+                yield piece
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -30,16 +30,28 @@ LENGTHS: Final = struct.Struct(">II")
 Begun = Callable[[Callable[[bytes], None]], None]
 
 
+INSIDE: Final = ("processes", "tree", "streams", "snapshots", "agent")
+"""What is sent into the box, in the order in which it is needed."""
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Return the source of each module of the agent."""
+    folder = f"{__package__}.inside"
+    return {f"{folder}.{n}": files(folder).joinpath(f"{n}.py").read_text("utf-8") for n in INSIDE}
+
+
 @cache
 def source() -> bytes:
     """Return the agent's source."""
-    return files(__package__).joinpath("agent.py").read_bytes()
+    return marshal.dumps(list(sources().items()), 2)
 
 
 @cache
 def compiled() -> bytes:
     """Return the agent as this Python's bytecode: compiling takes a third of a box's start."""
-    return marshal.dumps(compile(source(), "<agent>", "exec", dont_inherit=True))
+    codes = [(n, compile(text, n, "exec", dont_inherit=True)) for n, text in sources().items()]
+    return marshal.dumps(codes)
 
 
 @cache
@@ -49,12 +61,14 @@ def bootstrap() -> str:
     It takes the bytecode where the box's Python is of the host's kind, the source elsewhere.
     """
     return (
-        "import os,marshal,_frozen_importlib_external as f\n"
+        "import os,sys,marshal,_frozen_importlib_external as f\n"
         f"c={len(compiled())}\nn=c+{len(source())}\nb=b''\n"
         "while len(b)<n:\n d=os.read(0,n-len(b))\n if not d:raise SystemExit(3)\n b+=d\n"
         f"s=f.MAGIC_NUMBER=={MAGIC_NUMBER!r}\n"
-        "exec(marshal.loads(b[:c]) if s else compile(b[c:],'<agent>','exec'),"
-        "{'__name__':'__main__'})"
+        "for k,v in marshal.loads(b[:c] if s else b[c:]):\n"
+        " m=sys.modules[k]=type(os)(k)\n"
+        " exec(v if s else compile(v,k,'exec'),m.__dict__)\n"
+        "m.main()"
     )
 
 

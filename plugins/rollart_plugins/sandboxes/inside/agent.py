@@ -5,8 +5,9 @@ endian), a JSON header and raw bytes. Calls run side by side, each with an ``id`
 ``forward`` are streams (``s``). Never: needs more than Python 3.8 and the standard library, lets
 one call wait for another, outlives its stdin, or leaves a process behind.
 
-The host sends this file's source as the first bytes (see ``connection.BOOTSTRAP``), so no image has
-to hold it. In a process-id namespace it should be pid 1: then nothing inside can kill it.
+The host sends the files of this folder as the first bytes (see ``connection.bootstrap``), so no
+image has to hold them. In a process-id namespace it should be pid 1: then nothing inside can kill
+it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,30 @@ import sys
 import threading
 import time
 
+from rollart_plugins.sandboxes.inside.processes import (
+    MARK,
+    children,
+    descendants,
+    die_first,
+    lower,
+    marked,
+    signal_one,
+)
+from rollart_plugins.sandboxes.inside.snapshots import Snapshots
+from rollart_plugins.sandboxes.inside.streams import Streams, Tunnel, socketpair
+from rollart_plugins.sandboxes.inside.tree import FOLDER, remove
+
 # A box starts in the time that these imports take: what few calls need is imported there.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import queue
-    import socket
     from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 PROTOCOL = 1
 CHUNK = 1 << 18
 MAX_FRAME = 1 << 26
 BACKLOG = 1 << 22
-WINDOW = 1 << 20
 LENGTHS = struct.Struct(">II")
-MARK = "ROLLART_EXEC"
-SHUT_WR = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -86,16 +96,6 @@ class Exec:
         self.outputs = {pipe: Output(limit) for pipe in pipes}
 
 
-class Tunnel:
-    """One connection to a forwarded socket: what waits to be written, and what may be read."""
-
-    def __init__(self, number: int, connection: socket.socket) -> None:
-        self.number, self.connection = number, connection
-        self.waiting: Deque[bytes] = collections.deque()
-        self.credit = WINDOW
-        self.read_ended = self.write_ended = self.shut = False
-
-
 class Agent:
     """The loop that answers frames."""
 
@@ -108,8 +108,11 @@ class Agent:
         self.room = threading.Condition()
         self.execs: Dict[int, Exec] = {}
         self.uploads: Dict[int, "queue.Queue[Optional[bytes]]"] = {}
-        self.tunnels: Dict[int, Tunnel] = {}
-        self.num_tunnels = 0
+        self.later: Deque[Callable[[], None]] = collections.deque()
+        self.streams = Streams(self)
+        self.snapshots = Snapshots(self)
+        self.num_execs = 0
+        self.frozen = False
         self.root = "/"
         self.roots: List[str] = []
         self.env: Dict[str, str] = {}
@@ -164,8 +167,9 @@ class Agent:
                 break
             time.sleep(0.01)
         if self.own_root:
-            wipe(self.root)
-            os.rmdir(self.root)
+            above = os.open(os.path.dirname(self.root), FOLDER)
+            remove(above, os.path.basename(self.root))
+            os.close(above)
 
     def on_wake(self, mask: int) -> None:
         try:
@@ -173,6 +177,8 @@ class Agent:
         except BlockingIOError:
             pass
         self.reap()
+        while self.later:
+            self.later.popleft()()
         self.flush()
 
     # -- frames
@@ -289,6 +295,9 @@ class Agent:
 
     def op_exec(self, header: Dict[str, Any], body: bytes) -> None:
         cwd = self.inside(header.get("cwd") or "")
+        if self.frozen:
+            raise OSError(errno.EBUSY, "the box is on its way back to a snapshot")
+        self.num_execs += 1
         if not os.path.isdir(cwd):
             raise NotADirectoryError(errno.ENOTDIR, "no such folder to run in", cwd)
         header["token"] = os.urandom(8).hex()
@@ -331,9 +340,8 @@ class Agent:
             os.set_blocking(process.stdin.fileno(), False)
             self.watch(process.stdin, selectors.EVENT_WRITE, lambda _: self.feed(run))
         if ours is not None:
-            tunnel = self.tunnels[header["stream"]] = Tunnel(header["stream"], ours)
-            run.stream = tunnel
-            self.tend(tunnel)
+            run.stream = self.streams.add(header["stream"], ours)
+            self.streams.tend(run.stream)
 
     def drainer(self, run: Exec, pipe: Any) -> Callable[[int], None]:
         return lambda _: self.drain(run, pipe, 4)
@@ -362,22 +370,46 @@ class Agent:
         self.in_thread(header["id"], self.write_file, header)
 
     def op_snapshot(self, header: Dict[str, Any], body: bytes) -> None:
-        self.in_thread(header["id"], self.snapshot, header)
+        self.in_thread(header["id"], self.snapshots.take, header)
+
+    def op_rewind(self, header: Dict[str, Any], body: bytes) -> None:
+        self.frozen = True
+        self.in_thread(header["id"], self.snapshots.rewind, header)
+
+    def thaw(self) -> None:
+        """Let commands run again: the folders are as they were."""
+        self.frozen = False
+        self.later.append(self.streams.after_restore)
+        self.wake()
 
     def op_restore(self, header: Dict[str, Any], body: bytes) -> None:
         import queue
 
         self.uploads[header["id"]] = queue.Queue()
-        self.in_thread(header["id"], self.restore, header)
+        self.in_thread(header["id"], self.snapshots.restore, header)
 
-    def in_thread(self, call: int, work: Callable[[Dict[str, Any]], None], header: Any) -> None:
+    def op_forward(self, header: Dict[str, Any], body: bytes) -> None:
+        self.streams.forward(self.inside(header["path"]), header["path"], header["forward"])
+        self.send({"id": header["id"]})
+
+    def op_stream(self, header: Dict[str, Any], body: bytes) -> None:
+        self.streams.take(header, body)
+
+    def in_thread(
+        self,
+        call: int,
+        work: Callable[[Dict[str, Any]], Optional[Tuple[Dict[str, Any], bytes]]],
+        header: Dict[str, Any],
+    ) -> None:
+        """Do what takes its time; it may return what the answer holds besides its id."""
+
         def run() -> None:
             try:
-                work(header)
+                more, body = work(header) or ({}, b"")
             except Exception as e:
                 self.fail(call, e)
             else:
-                self.send({"id": header["id"]})
+                self.send({"id": call, **more}, body)
             finally:
                 self.uploads.pop(call, None)
 
@@ -453,16 +485,17 @@ class Agent:
         if run.process.stdin is not None and not run.process.stdin.closed:
             self.drop(run.process.stdin)
         if run.stream is not None:
-            self.last_words(run.stream)
+            self.streams.last_words(run.stream)
         if run.cancelled:
             return
+        cuts = [len(output.head) if output.cut else None for output in run.outputs.values()]
         *first, err = (output.bytes() for output in run.outputs.values())
         out = first[0] if first else b""  # of a program with a stream, only stderr is collected
         reply = {
             "id": run.call,
             "exit_code": 137 if run.timed_out else code,
             "timed_out": run.timed_out,
-            "truncated": any(output.cut for output in run.outputs.values()),
+            "cuts": [None, *cuts][-2:],
             "wall_s": time.monotonic() - run.started,
             "out": len(out),
         }
@@ -546,312 +579,6 @@ class Agent:
             yield data
             self.send({"id": call, "ack": len(data)})
 
-    def snapshot(self, header: Dict[str, Any]) -> None:
-        import tarfile
-
-        def send(data: bytes) -> int:
-            self.send_when_room({"id": header["id"], "part": 1}, bytes(data))
-            return len(data)
-
-        writer = type("Writer", (), {"write": staticmethod(send)})()
-        with tarfile.open(mode="w|", fileobj=writer, bufsize=CHUNK) as archive:
-            for number, root in enumerate(self.roots):
-                pack(archive, root, str(number))
-
-    def restore(self, header: Dict[str, Any]) -> None:
-        import tarfile
-
-        pieces, rest = self.uploaded(header["id"]), bytearray()
-
-        def read(size: int) -> bytes:
-            while len(rest) < size:
-                data = next(pieces, b"")
-                if not data:
-                    break
-                rest.extend(data)
-            given = bytes(rest[:size])
-            del rest[:size]
-            return given
-
-        for root in self.roots:
-            wipe(root)
-        reader = type("Reader", (), {"read": staticmethod(read)})()
-        with tarfile.open(mode="r|", fileobj=reader, bufsize=CHUNK) as archive:
-            unpack(archive, self.roots)
-        collections.deque(pieces, maxlen=0)
-
-    # -- tunnels
-
-    def op_forward(self, header: Dict[str, Any], body: bytes) -> None:
-        import socket
-
-        path = self.inside(header["path"])
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(path)
-        except OSError as e:
-            listener.close()
-            raise OSError(e.errno, e.strerror, header["path"]) from None
-        listener.listen(64)
-        listener.setblocking(False)
-        number = header["forward"]
-        self.watch(listener, selectors.EVENT_READ, lambda _: self.accept(listener, number))
-        self.send({"id": header["id"]})
-
-    def accept(self, listener: socket.socket, forward: int) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
-        self.num_tunnels += 1
-        tunnel = self.tunnels[self.num_tunnels] = Tunnel(self.num_tunnels, connection)
-        self.send({"op": "open", "s": tunnel.number, "forward": forward})
-        self.tend(tunnel)
-
-    def last_words(self, tunnel: Tunnel) -> None:
-        """Send what a program that has ended left in its stream, within a window."""
-        for _ in range(16):
-            if not tunnel.shut and not tunnel.read_ended and tunnel.credit > 0:
-                self.on_tunnel(tunnel, selectors.EVENT_READ)
-        if not tunnel.shut:
-            self.shut(tunnel)
-
-    def tend(self, tunnel: Tunnel) -> None:
-        """Listen for what a tunnel can do now; it is over when both directions are."""
-        if tunnel.shut:
-            return
-        if tunnel.read_ended and tunnel.write_ended and not tunnel.waiting:
-            self.shut(tunnel)
-            return
-        mask = 0
-        if not tunnel.read_ended and tunnel.credit > 0:
-            mask |= selectors.EVENT_READ
-        if tunnel.waiting:
-            mask |= selectors.EVENT_WRITE
-        self.watch(tunnel.connection, mask, lambda m: self.on_tunnel(tunnel, m))
-
-    def on_tunnel(self, tunnel: Tunnel, mask: int) -> None:
-        if tunnel.shut:
-            return
-        try:
-            if mask & selectors.EVENT_READ:
-                data = tunnel.connection.recv(min(CHUNK, tunnel.credit))
-                tunnel.read_ended = not data
-                tunnel.credit -= len(data)
-                self.send({"op": "data" if data else "eof", "s": tunnel.number}, data)
-            if mask & selectors.EVENT_WRITE:
-                self.pour(tunnel)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.send({"op": "reset", "s": tunnel.number})
-            self.shut(tunnel)
-        self.tend(tunnel)
-
-    def pour(self, tunnel: Tunnel) -> None:
-        sent = tunnel.connection.send(tunnel.waiting[0])
-        rest = tunnel.waiting.popleft()[sent:]
-        if rest:
-            tunnel.waiting.appendleft(rest)
-        self.send({"op": "ack", "s": tunnel.number, "n": sent})
-        if not tunnel.waiting and tunnel.write_ended:
-            tunnel.connection.shutdown(SHUT_WR)
-
-    def op_stream(self, header: Dict[str, Any], body: bytes) -> None:
-        """Take what the host says of a tunnel: data, eof, ack or reset."""
-        tunnel = self.tunnels.get(header["s"])
-        if tunnel is None:
-            return
-        what = header["what"]
-        if what == "data":
-            tunnel.waiting.append(body)
-            if len(tunnel.waiting) == 1:
-                self.on_tunnel(tunnel, selectors.EVENT_WRITE)
-                return
-        elif what == "ack":
-            tunnel.credit += header["n"]
-        elif what == "eof":
-            tunnel.write_ended = True
-            if not tunnel.waiting:
-                try:
-                    tunnel.connection.shutdown(SHUT_WR)
-                except OSError:
-                    self.shut(tunnel)
-        else:
-            self.shut(tunnel)
-        self.tend(tunnel)
-
-    def shut(self, tunnel: Tunnel) -> None:
-        tunnel.shut = True
-        self.watch(tunnel.connection, 0, self.flush)
-        tunnel.connection.close()
-        self.tunnels.pop(tunnel.number, None)
-
-
-# -- processes
-
-
-def children() -> List[int]:
-    """Return the process ids of this process's children."""
-    try:
-        found: List[int] = []
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children") as file:
-                found += map(int, file.read().split())
-        return found
-    except OSError:
-        me = os.getpid()
-        return [pid for pid, parent in parents().items() if parent == me]
-
-
-def parents() -> Dict[int, int]:
-    """Return each process's parent."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    found[int(name)] = int(file.read().rsplit(b")", 1)[1].split()[1])
-            except (OSError, IndexError, ValueError):
-                pass
-    return found
-
-
-def descendants(top: List[int]) -> Set[int]:
-    """Return these processes and all below them."""
-    below: Dict[int, List[int]] = collections.defaultdict(list)
-    for pid, parent in parents().items():
-        below[parent].append(pid)
-    found: Set[int] = set()
-    left = list(top)
-    while left:
-        pid = left.pop()
-        if pid not in found:
-            found.add(pid)
-            left += below[pid]
-    return found
-
-
-def marked(pid: int, tokens: Set[bytes]) -> bool:
-    """Whether a process was started with the mark of one of these commands."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = file.read(1 << 20).split(b"\0")
-    except OSError:
-        return False
-    mark = MARK.encode() + b"="
-    return any(e.startswith(mark) and e[len(mark) :] in tokens for e in entries)
-
-
-def signal_one(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
-
-
-def socketpair() -> Tuple["socket.socket", "socket.socket"]:
-    """Return both ends of a program's stream; the first is the agent's."""
-    import socket
-
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    return ours, theirs
-
-
-def die_first(pid: int) -> None:
-    """Where memory runs out, a command dies before the agent does."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass
-
-
-def lower(which: int, value: int) -> None:
-    """Lower a limit for this process and all it starts."""
-    hard = resource.getrlimit(which)[1]
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(which, (value, value))
-
-
-# -- trees
-
-
-def wipe(root: str) -> None:
-    """Remove all that is in a folder, whatever its modes."""
-    try:
-        entries = list(os.scandir(root))
-    except PermissionError:
-        os.chmod(root, 0o700)
-        entries = list(os.scandir(root))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            wipe(entry.path)
-            os.rmdir(entry.path)
-        else:
-            try:
-                os.unlink(entry.path)
-            except PermissionError:
-                os.chmod(root, 0o700)
-                os.unlink(entry.path)
-
-
-def pack(archive: Any, path: str, name: str) -> None:
-    """Add a tree to an archive, also what its owner may not read at present."""
-    info = archive.gettarinfo(path, name)
-    if info is None:
-        return
-    openable = info.isreg() or info.isdir()
-    closed = openable and not os.access(path, os.R_OK | (os.X_OK if info.isdir() else 0))
-    if closed:
-        os.chmod(path, 0o700)
-    try:
-        if info.isreg():
-            with open(path, "rb") as file:
-                archive.addfile(info, file)
-        else:
-            archive.addfile(info)
-        if info.isdir():
-            for entry in sorted(os.listdir(path)):
-                pack(archive, os.path.join(path, entry), name + "/" + entry)
-    finally:
-        if closed:
-            os.chmod(path, info.mode)
-
-
-def unpack(archive: Any, roots: List[str]) -> None:
-    """Unpack what :func:`pack` packed; modes of folders come last, so that they can be filled."""
-    folders: List[Tuple[str, int, float]] = []
-    for info in archive:
-        number, _, below = info.name.partition("/")
-        root = roots[int(number)]
-        path = os.path.join(root, below) if below else root
-        if info.isdir():
-            if below:
-                os.mkdir(path, 0o700)
-            folders.append((path, info.mode, info.mtime))
-            continue
-        if info.islnk():
-            first, _, rest = info.linkname.partition("/")
-            os.link(os.path.join(roots[int(first)], rest), path)
-            continue
-        info.name = below
-        # Python 3.12 wants to be told that these members are trusted: they came from this tree.
-        archive.extraction_filter = lambda member, _: member
-        archive.extract(info, root, numeric_owner=True)
-    for path, mode, mtime in reversed(folders):
-        try:
-            os.chmod(path, mode)
-            os.utime(path, (mtime, mtime))
-        except OSError:
-            pass
-
 
 def main() -> None:
     """Keep stdin and stdout for the frames alone, and answer."""
@@ -867,7 +594,3 @@ def main() -> None:
         # What runs in the box may neither trace the agent nor open its pipes.
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     Agent(reads, writes).run()
-
-
-if __name__ == "__main__":
-    main()
