@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Generic, TypeVar, cast
 
-from rollart_core import registry
+from rollart_core import config_boxes, registry
 from rollart_core.config import Deadlines, PluginRef, RunConfig
 from rollart_core.config_checks import deadline_problems, without_effect
 from rollart_core.config_load import RECORD_KEY, dump_yaml
@@ -135,6 +135,8 @@ def resolve_run(
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
     if env:
         problems += _env_problems(config, env.spec)
+        env, faults = _boxed(config, env)
+        problems += faults
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
     if problems:
@@ -207,11 +209,22 @@ def _ref(plugin: ResolvedPlugin[Any]) -> dict[str, Any]:
     return {"id": plugin.spec.id, **plugin.options}
 
 
+def _boxed(
+    config: RunConfig, env: ResolvedPlugin[EnvSpec]
+) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
+    """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    if "sandbox" not in env.options or not config_boxes.runs_in_a_box(env.spec.id):
+        return env, []
+    reset_s = config.deadlines.reset_s or env.spec.timeouts.reset_s
+    options, faults = config_boxes.fill(env.options, config.deadlines, reset_s)
+    return replace(env, options=options), [fault.under("env") for fault in faults]
+
+
 def _env_problems(config: RunConfig, spec: EnvSpec) -> list[Problem]:
     defaults = {"reset_s": spec.timeouts.reset_s, "step_s": spec.timeouts.step_s}
     problems = deadline_problems(config.deadlines, defaults, sandboxed=spec.sandbox is not None)
     problems += without_effect(config, spec)
-    if spec.sandbox is not None:
+    if spec.sandbox is not None and not config_boxes.runs_in_a_box(spec.id):
         try:
             registry.find("sandboxes", spec.sandbox)
         except UserError as e:

@@ -46,8 +46,11 @@ ROOMS = (
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
     ("config", "problems"),
-    ("config_checks", "config_load", "manifest", "plugins", "registry", "resolve"),
-    ("boxes", "models", "rollout", "engine", "train", "weights", "plan"),
+    (
+        *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
+        *("registry", "resolve"),
+    ),
+    ("models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
 )

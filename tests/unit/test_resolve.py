@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from rollart_core import plugins
+from rollart_core.boxes.options import SandboxedOptions
 from rollart_core.config_load import load_config
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec, Timeouts
@@ -34,10 +36,18 @@ class Part:
         self.colour = colour
 
 
+class Wall(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    ttl_s: float = 60.0
+    trusted: bool = True
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A maze, a boxed maze, their sandbox, and two algorithms."""
     monkeypatch.setitem(sys.modules, "parts", SimpleNamespace(Part=Part))
+    models = SimpleNamespace(Boxed=SandboxedOptions, Wall=Wall)
+    monkeypatch.setitem(sys.modules, "models_of_resolve", models)
     spec = {"entry_point": "tests_of_resolve:Part", "config": None}
     monkeypatch.setitem(sys.modules, "tests_of_resolve", SimpleNamespace(Part=Part))
 
@@ -50,11 +60,22 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             EnvSpec(id="acme/BoxedMaze-v1", alias="boxed", sandbox="box", **spec),
             EnvSpec(id="acme/GoneMaze-v1", alias="gone", entry_point="acme_gone.env:Maze"),
             EnvSpec(id="acme/LostMaze-v1", alias="lost", sandbox="bax", **spec),
+            EnvSpec(
+                id="acme/Walled-v1",
+                alias="walled",
+                entry_point="tests_of_resolve:Part",
+                config="models_of_resolve:Boxed",
+                sandbox="wall",
+            ),
         ]
 
     @hookimpl
     def rollart_sandboxes() -> list[SandboxSpec]:
-        return [SandboxSpec(id="acme/Box-v1", alias="box", **spec)]
+        wall = {**spec, "config": "models_of_resolve:Wall"}
+        return [
+            SandboxSpec(id="acme/Box-v1", alias="box", **spec),
+            SandboxSpec(id="acme/Wall-v1", alias="wall", **wall),
+        ]
 
     @hookimpl
     def rollart_algorithms() -> list[AlgorithmSpec]:
@@ -141,6 +162,36 @@ def test_the_life_of_a_sandbox_counts_where_there_is_one(resolve) -> None:
     assert "must be shorter than deadlines.sandbox_ttl_s" in line
     (line,) = refused(resolve, "deadlines.sandbox_ttl_s=9000")
     assert "has no effect with acme/Maze-v1, which needs no sandbox" in line
+
+
+def test_a_box_lives_as_long_as_the_deadlines_say(resolve, tmp_path) -> None:
+    run = resolve("env=walled", "env.sandbox=wall", "deadlines.sandbox_ttl_s=4000")
+    assert run.env.options["sandbox"] == {"id": "wall", "ttl_s": 4000.0}
+    assert run.env.options["pool"]["wait_s"] == 24.0  # of 30 s for a reset
+    again = tmp_path / "again.yaml"
+    again.write_text(run.to_yaml())
+    assert resolve_run(load_config(again, ())).env.options == run.env.options
+    longer = resolve("env=walled", "env.sandbox={id: wall, ttl_s: 5000}")
+    assert longer.env.options["sandbox"]["ttl_s"] == 5000
+    plain = resolve("env=walled", "env.sandbox=box").env.options["sandbox"]
+    assert plain == {"id": "box"}  # a wall without a ttl_s is given none
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("env.sandbox=wal", "env.sandbox: no sandbox 'wal' is installed. Did you mean 'wall'?"),
+        ("env.sandbox={id: wall, tll_s: 1}", "env.sandbox.tll_s: unknown key. Did you mean"),
+        ("env.sandbox={id: wall, ttl_s: 59}", "env.sandbox.ttl_s: 59 s: must not be shorter than"),
+        ("env.sandbox={id: wall, ttl_s: x}", "env.sandbox.ttl_s: must be a valid number"),
+        ("env.sandbox={id: wall, trusted: false}", "env.sandbox: wall has no wall: set its option"),
+        ("env.pool.wait_s=30", "env.pool.wait_s: 30 s: must be shorter than deadlines.reset_s"),
+        ("env.pool.worm=1", "env.pool.worm: unknown key. Did you mean 'warm'?"),
+    ],
+)
+def test_what_is_wrong_with_a_sandbox_is_told_before_a_run(resolve, override, complaint) -> None:
+    (line,) = refused(resolve, "env=walled", "env.sandbox=wall", override)
+    assert line.startswith(f"x.yaml: {complaint}")
 
 
 def test_a_sandbox_that_is_not_installed(resolve) -> None:
