@@ -34,6 +34,7 @@ class ProcessSandbox(AgentSandbox):
     """
 
     config_class: ClassVar[type[BoxConfig]] = ProcessConfig
+    trial: ClassVar[Mapping[str, object]] = {"trusted": True}
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
