@@ -1,14 +1,15 @@
-r"""A pytest plugin that writes what became of each test: a single file for any Python from 3.8.
+r"""Runs tests and writes what became of each: a single file for any Python from 3.8.
 
-Takes: one JSON line on stdin, ``{"nonce": ..., "path": ...}``, when run as a program, with
-pytest's own arguments behind it; or, loaded by ``-p`` from a folder outside the repository, the
-variables ROLLART_REPORT_NONCE and ROLLART_REPORT_PATH. Gives: a file of JSON lines, each numbered
-and signed with the nonce, the last one with pytest's exit code. Never: prints, or writes the
-nonce anywhere.
+Takes: one JSON line on stdin when run as a program, with the runner's own arguments behind it:
+``{"nonce": ..., "path": ..., "runner": "pytest" or "unittest", "packages": [...], "sources":
+[...]}``, the last two being folders for ``sys.path``; or, loaded by
+pytest's ``-p`` from a folder outside the repository, the variables ROLLART_REPORT_NONCE and
+ROLLART_REPORT_PATH. Gives: a file of JSON lines, each numbered and signed with the nonce, the last
+one with pytest's exit code (of unittest: 0 or 1). Never: prints, or writes the nonce anywhere.
 
-    printf '{"nonce": "...", "path": "/box/report"}\n' | python /box/report_plugin.py -rA tests/
+    printf '{"nonce": "...", "path": "/box/report"}\n' | python -I /box/report_plugin.py -rA tests/
 
-As a program it imports pytest before the repository's folder is on the path, so that no
+As a program it imports the runner from the packages, before the repository is on the path: no
 ``pytest.py`` of the agent's stands in for it. What a test prints is no report; what ends the
 process early leaves a report without an end, and that counts as no report at all. What it cannot
 hold: the agent's code runs in the same process, and code that is written against this very plugin
@@ -49,22 +50,27 @@ class Reporter:
         """Write what became of a test."""
         status = self._statuses.pop(nodeid, None)
         if status is not None:
-            self._write({"id": self._id(nodeid), "status": status})
+            self.write({"id": self._id(nodeid), "status": status})
 
     def pytest_collectreport(self, report: Any) -> None:
         """Write that a file could not be collected."""
         if report.failed:
-            self._write({"id": self._id(report.nodeid), "status": "ERROR"})
+            self.write({"id": self._id(report.nodeid), "status": "ERROR"})
 
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
         """Write the end: without it nothing counts."""
-        self._write({"end": int(exitstatus)})
+        self.end(int(exitstatus))
+
+    def end(self, code: int) -> None:
+        """Write the end."""
+        self.write({"end": code})
 
     def _id(self, nodeid: str) -> str:
         relative = getattr(self._config, "cwd_relative_nodeid", None)
         return str(relative(nodeid)) if relative is not None else nodeid
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
+        """Number, sign and write a record."""
         record = dict(record, n=self._count)
         self._count += 1
         signature = self._sign()
@@ -94,17 +100,85 @@ def status_of(report: Any) -> str | None:
 
 
 def main() -> int:
-    """Run pytest with a reporter; return its exit code."""
+    """Run the tests with a reporter; return the runner's exit code."""
     order = json.loads(sys.stdin.readline())
+    sys.path[1:1] = order.get("packages", [])
+    reporter = Reporter(order["nonce"], order["path"])
+    sources = order.get("sources", [])
+    run = _unittest if order.get("runner") == "unittest" else _pytest
+    order.clear()
+    return run(reporter, sources)
+
+
+def _pytest(reporter: Reporter, sources: list[str]) -> int:
     import _pytest.config
     import _pytest.main  # noqa: F401 - loaded before the repository can be
     import pytest
 
-    reporter = Reporter(order["nonce"], order["path"])
-    del order
-    # As `python -m pytest` has it.
-    sys.path[:1] = [os.getcwd()]
+    _look_in(sources)
     return int(pytest.main(sys.argv[1:], plugins=[reporter]))
+
+
+def _unittest(reporter: Reporter, sources: list[str]) -> int:
+    import unittest
+    import unittest.loader
+    import unittest.runner
+
+    _look_in(sources)
+
+    class Result(unittest.TextTestResult):
+        """Remembers the worst that was said of each test."""
+
+        def startTest(self, test: Any) -> None:
+            """Begin with nothing said."""
+            self.said = ""
+            super().startTest(test)
+
+        def stopTest(self, test: Any) -> None:
+            """Write what became of it."""
+            super().stopTest(test)
+            reporter.write({"id": test.id(), "status": self.said or "ERROR"})
+
+        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+            """Take a part of a test for the test."""
+            super().addSubTest(test, subtest, err)
+            if err is not None:
+                self.said = "FAILED"
+
+    def says(name: str, status: str) -> Any:
+        def add(self: Any, test: Any, *rest: Any) -> None:
+            getattr(super(Result, self), name)(test, *rest)
+            if hasattr(self, "said") and (not self.said or status in ("FAILED", "ERROR")):
+                self.said = status
+            if not hasattr(test, "_testMethodName"):  # of a class or module as a whole
+                reporter.write({"id": test.id(), "status": status})
+
+        return add
+
+    for name, status in (
+        ("addSuccess", "PASSED"),
+        ("addFailure", "FAILED"),
+        ("addError", "ERROR"),
+        ("addSkip", "SKIPPED"),
+        ("addExpectedFailure", "XFAIL"),
+        ("addUnexpectedSuccess", "XPASS"),
+    ):
+        setattr(Result, name, says(name, status))
+    suite = unittest.defaultTestLoader.loadTestsFromNames(sys.argv[1:])
+    kind: Any = Result
+    result = unittest.TextTestRunner(verbosity=2, resultclass=kind).run(suite)
+    code = 0 if result.wasSuccessful() else 1
+    reporter.end(code)
+    return code
+
+
+def _look_in(folders: list[str]) -> None:
+    """Import from these folders from now on; the present one first, as ``python -m pytest`` has it.
+
+    Isolated Pythons have no folder of the program's own at the beginning.
+    """
+    isolated = bool(sys.flags.isolated)
+    sys.path[: 0 if isolated else 1] = [os.getcwd(), *folders]
 
 
 def pytest_configure(config: Any) -> None:

@@ -1,0 +1,314 @@
+"""Judging a patch: the one way in which patches are graded, in a box that nothing else has been in.
+
+Takes: where boxes come from, a task, its tree at the base commit, a patch. Gives: a
+:class:`Report`. Never: grades in the box the agent worked in, or trusts what a test prints where
+pytest or unittest is the runner.
+
+    a fresh box -> tree at the base commit, without history
+        <- the patch, less what could steer the runner or stands among the tests
+        <- test files from the base, then the test patch
+        -> tests, under a reporter that signs what became of each -> Grade
+
+What a patch must not touch, unless the task's own does: files that a runner reads by itself
+(``conftest.py``, ``pytest.ini``, ``setup.cfg``, ``pyproject.toml``, ...), test files that the task
+names, and what lies in their folders of tests.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rollart_core.boxes.source import BoxSource
+from rollart_core.contracts.sandbox import ExecResult, Sandbox
+from rollart_core.errors import SandboxFailure
+from rollart_envs.swe import report_plugin
+from rollart_envs.swe.grade import Grade, grade
+from rollart_envs.swe.logs import READERS, MarkersMissing, Statuses, between_markers, marked
+from rollart_envs.swe.patch import (
+    Applied,
+    apply_patch,
+    restore_commands,
+    steers_the_runner,
+    touched_files,
+    without_files,
+)
+from rollart_envs.swe.report import ReportError, read_report
+from rollart_envs.swe.repository import TaskFailure, Tree
+from rollart_envs.swe.runs import TestRun, named_files, test_run
+from rollart_envs.swe.task import RepairTask
+from rollart_envs.swe.tools import cut_output
+from rollart_envs.swe.workspace import Needs, Workspace, take_box, unpack
+
+TIMEOUT_S: Final = 1800.0
+LOG_CHARS: Final = 20_000
+_LOG_BYTES: Final = 1 << 24
+_SMALL_S: Final = 60.0
+_STEERS_TOO: Final = frozenset(("pyproject.toml", "pytest.py", "unittest.py"))
+_TEST_FOLDERS: Final = frozenset(("test", "tests", "testing"))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a patch did, and how that was found out."""
+
+    grade: Grade
+    statuses: Statuses = field(default_factory=dict)
+    """What became of each test that ran."""
+    log: str = ""
+    """What the run printed, its middle cut out."""
+    wall_s: float = 0.0
+    """Seconds for everything, the box included."""
+    why: str = ""
+    """Why nothing was proven; empty when the tests ran."""
+    left_out: tuple[str, ...] = ()
+    """Paths of the patch that were not applied, for they are not the patch's to change."""
+
+
+class _NoProof(Exception):
+    """The run proves nothing; says why, and what was printed."""
+
+    def __init__(self, why: str, log: str = "") -> None:
+        super().__init__(why)
+        self.log = log
+
+
+async def judge_patch(
+    boxes: BoxSource,
+    task: RepairTask,
+    tree: Tree,
+    patch: str,
+    needs: Needs,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Report:
+    """Grade a patch in a box of its own.
+
+    Args:
+        boxes: Where the box comes from.
+        task: What it should mend.
+        tree: The repository at the base commit.
+        patch: A unified diff; empty: as the repository stands.
+        needs: The interpreter and packages of the task (``needs_of``).
+        timeout_s: For the tests.
+
+    Raises:
+        SandboxFailure: The box failed.
+        TaskFailure: The task's own test patch does not apply to its own base.
+    """
+    began = time.monotonic()
+    wanted, left_out = acceptable(task, patch)
+    box = await take_box(boxes, task, needs)
+    statuses: Statuses = {}
+    why = log = ""
+    try:
+        workspace = await unpack(box, task, tree)
+        await _put_in(box, task, workspace, wanted)
+        statuses, log = await _run(box, task, workspace, needs, timeout_s)
+    except _NoProof as found:
+        why, log = str(found), found.log
+    finally:
+        await boxes.give_back(box)
+    return Report(
+        graded(task, statuses),
+        statuses,
+        cut_output(log, LOG_CHARS),
+        time.monotonic() - began,
+        why,
+        left_out,
+    )
+
+
+def graded(task: RepairTask, statuses: Statuses) -> Grade:
+    """Grade the statuses of a run."""
+    run = test_run(task)
+    return grade(
+        _both_names(statuses) if run.runner == "unittest" else statuses,
+        fail_to_pass=task.fail_to_pass,
+        pass_to_pass=task.pass_to_pass,
+        framework=run.framework,
+    )
+
+
+def acceptable(task: RepairTask, patch: str) -> tuple[str, tuple[str, ...]]:
+    """Return a patch without what it must not touch, and the paths that are left out."""
+    forbidden = _forbidden(task)
+    left_out = tuple(path for path in touched_files(patch) if forbidden(path))
+    return (without_files(patch, forbidden) if left_out else patch), left_out
+
+
+def _forbidden(task: RepairTask) -> Callable[[str], bool]:
+    own = set(touched_files(task.patch))
+    tests = {*touched_files(task.test_patch), *named_files(task)} - own
+    folders = {folder for path in tests if (folder := _test_folder(path))}
+    folders -= {folder for path in own for folder in _parents(path)}
+
+    def forbidden(path: str) -> bool:
+        if path in own:
+            return False
+        steers = steers_the_runner(path) or PurePosixPath(path).name in _STEERS_TOO
+        return steers or path in tests or not folders.isdisjoint(_parents(path))
+
+    return forbidden
+
+
+def _test_folder(path: str) -> str:
+    """Return the outermost folder of tests in which a file lies; empty: none."""
+    parts = PurePosixPath(path).parts[:-1]
+    for depth, name in enumerate(parts, start=1):
+        if name in _TEST_FOLDERS:
+            return "/".join(parts[:depth])
+    return ""
+
+
+def _parents(path: str) -> set[str]:
+    return {str(parent) for parent in PurePosixPath(path).parents}
+
+
+async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
+    """Apply the patch, then bring the tests to what the task says they are."""
+    applied = await _apply(box, workspace, patch, "model")
+    if not applied.ok:
+        raise _NoProof("the patch does not apply", applied.log)
+    for command in restore_commands(task.test_patch, workspace.base):
+        result = await box.exec(command, timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+        if result.exit_code != 0:
+            raise _NoProof("the test files could not be brought back", _said(result))
+    applied = await _apply(box, workspace, task.test_patch, "test")
+    if applied.ok:
+        return
+    await box.exec(("git", "reset", "-q", "--hard"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+    await box.exec(("git", "clean", "-qfdx"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+    if (await _apply(box, workspace, task.test_patch, "test")).ok:
+        raise _NoProof("the test patch does not apply after the patch", applied.log)
+    raise TaskFailure(
+        f"{task.instance_id}: its test patch does not apply to its base commit: "
+        f"{applied.log.strip()[-300:]}",
+        boundary="swe.test_patch",
+    )
+
+
+async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
+    path = f"{PurePosixPath(workspace.repo_dir).parent}/{name}.patch"
+    return await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
+
+
+async def _run(
+    box: Sandbox, task: RepairTask, workspace: Workspace, needs: Needs, timeout_s: float
+) -> tuple[Statuses, str]:
+    """Run the tests; return what became of each, and the log."""
+    run = test_run(task)
+    reader = _reported if run.is_signed else _logged
+    return await reader(box, run, workspace, needs, timeout_s)
+
+
+async def _reported(
+    box: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
+) -> tuple[Statuses, str]:
+    nonce, repo = secrets.token_hex(16), PurePosixPath(workspace.repo_dir)
+    folder = f"{repo.parent}/rollart-{secrets.token_hex(8)}"
+    await box.write_file(f"{folder}/run_tests.py", _reporter())
+    order = {
+        "nonce": nonce,
+        "path": f"{folder}/report",
+        "runner": run.runner,
+        "packages": list(needs.python_path),
+        "sources": [str(repo / path) for path in needs.source_path],
+    }
+    result = await _exec(
+        box,
+        (needs.python, "-I", "-B", f"{folder}/run_tests.py", *run.arguments),
+        workspace,
+        needs,
+        timeout_s,
+        stdin=json.dumps(order).encode() + b"\n",
+    )
+    log = _said(result)
+    try:
+        statuses = read_report(await box.read_file(f"{folder}/report"), nonce)
+    except (OSError, ReportError) as error:
+        await _expect_runner(box, run, needs)
+        raise _NoProof(str(error), log) from None
+    return statuses, log
+
+
+async def _expect_runner(box: Sandbox, run: TestRun, needs: Needs) -> None:
+    """Raise where the box lacks what runs the tests: that is no patch's doing.
+
+    Nothing that is imported here can have been written by what ran in the box.
+    """
+    module = "_pytest.config" if run.runner == "pytest" else "unittest"
+    code = f"import sys; sys.path[1:1] = {list(needs.python_path)!r}; import {module}"
+    result = await box.exec((needs.python, "-I", "-B", "-c", code), timeout_s=_SMALL_S)
+    if result.exit_code != 0:
+        said = _said(result).strip().splitlines()[-1:]
+        raise _unfit(f"{needs.python} of the box cannot import {module}: {' '.join(said)}")
+
+
+async def _logged(
+    box: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
+) -> tuple[Statuses, str]:
+    nonce = secrets.token_hex(16)
+    command = marked(f"( {run.command}\n) 2>&1", nonce)
+    result = await _exec(box, ("bash", "-c", command), workspace, needs, timeout_s)
+    log = _said(result)
+    try:
+        said = between_markers(log, nonce)
+    except MarkersMissing as error:
+        raise _NoProof(str(error), log) from None
+    return READERS[run.framework](said), log
+
+
+async def _exec(
+    box: Sandbox,
+    argv: Sequence[str],
+    workspace: Workspace,
+    needs: Needs,
+    timeout_s: float,
+    *,
+    stdin: bytes = b"",
+) -> ExecResult:
+    result = await box.exec(
+        argv,
+        timeout_s=timeout_s,
+        cwd=workspace.repo_dir,
+        env=needs.environ(workspace.repo_dir),
+        stdin=stdin,
+        max_output_bytes=_LOG_BYTES,
+    )
+    if result.timed_out:
+        raise _NoProof(f"the tests ran out of time: {timeout_s:g} s", _said(result))
+    if result.exit_code in (126, 127) and result.wall_s == 0.0:
+        raise _unfit(f"the box cannot run {argv[0]}: {_said(result).strip()[-200:]}")
+    return result
+
+
+def _both_names(statuses: Statuses) -> Statuses:
+    """Return unittest's statuses also under the names that its log gives them."""
+    logged = {}
+    for test, status in statuses.items():
+        where, _, method = test.rpartition(".")
+        logged[f"{method} ({where})"] = status
+        logged[f"{method} ({test})"] = status
+    return {**logged, **statuses}
+
+
+def _unfit(why: str) -> SandboxFailure:
+    failure = SandboxFailure(why, boundary="swe.tests")
+    failure.retryable = False
+    return failure
+
+
+def _said(result: ExecResult) -> str:
+    return (result.stdout + result.stderr).decode("utf-8", "replace")
+
+
+@cache
+def _reporter() -> bytes:
+    return Path(report_plugin.__file__).read_bytes()

@@ -1,0 +1,188 @@
+"""Repositories of tasks: the tree at the base commit, exported on the host.
+
+Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a :class:`Tree`, an
+archive of files without history. Never: runs a repository's hooks, filters or attributes, writes
+to a mirror, or lets history out: the fix is in it.
+
+A mirror of ``owner/name`` is looked for as ``owner__name``, ``owner/name`` and ``name``, bare or
+not, with or without ``.git``. A folder that is no git repository is taken as it stands.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rollart_core.errors import EnvironmentFailure
+from rollart_envs.swe.task import RepairTask
+
+_GIT: Final = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false")
+_ENV: Final = {
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+_MTIME: Final = 1_577_836_800
+"""2020-01-01, for every file: zip files cannot hold dates before 1980."""
+_SKIPPED: Final = (".git", "__pycache__")
+_MAX_KEPT: Final = 4
+_exporting = threading.Lock()
+
+
+class TaskFailure(EnvironmentFailure):
+    """A task that cannot be played or judged as it stands; names it. A retry cannot help."""
+
+    retryable = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The files of a repository at one commit."""
+
+    archive: bytes
+    """A ``.tar.gz``."""
+
+
+def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree:
+    """Return a task's tree at its base commit; it blocks while git runs.
+
+    Raises:
+        TaskFailure: There is no such repository or commit.
+    """
+    folder = find_repository(task, repos_dir)
+    with _exporting:  # many episodes of one task begin together; one export serves them
+        if not _is_git(folder):
+            return _of_folder(folder)
+        commit = _commit(task, folder)
+        return _of_commit(folder, commit)
+
+
+def find_repository(task: RepairTask, repos_dir: Path | None) -> Path:
+    """Return the folder of a task's repository.
+
+    Raises:
+        TaskFailure: There is none.
+    """
+    if repos_dir is None:
+        raise _failure(task, f"the repository {task.repo!r} is not at hand: give repos_dir")
+    parts = PurePosixPath(task.repo).parts
+    if not parts or ".." in parts or task.repo.startswith("/"):
+        raise _failure(task, f"{task.repo!r} is no name of a repository")
+    names = dict.fromkeys(("__".join(parts), "/".join(parts), parts[-1]))
+    tried = [repos_dir / f"{name}{end}" for name in names for end in ("", ".git")]
+    for folder in tried:
+        if folder.is_dir():
+            return folder
+    looked = ", ".join(str(path.relative_to(repos_dir)) for path in tried)
+    raise _failure(task, f"no repository {task.repo!r} in {repos_dir}; looked for {looked}")
+
+
+def _commit(task: RepairTask, folder: Path) -> str:
+    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{task.base_commit}^{{commit}}")
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = f" ({said[-1]})" if said else ""
+        raise _failure(task, f"no commit {task.base_commit} in {folder}{why}")
+    return done.stdout.decode().strip()
+
+
+@lru_cache(maxsize=_MAX_KEPT)
+def _of_commit(folder: Path, commit: str) -> Tree:
+    listed = _checked(_git(folder, "ls-tree", "-r", "-z", "--full-tree", commit)).split(b"\0")
+    entries = [_entry(line) for line in listed if line]
+    files = [(path, mode, sha) for mode, kind, sha, path in entries if kind == "blob"]
+    blobs = _blobs(folder, [sha for *_, sha in files])
+    return _packed((path, mode, blob) for (path, mode, _), blob in zip(files, blobs, strict=True))
+
+
+def _entry(line: bytes) -> tuple[str, str, str, str]:
+    """Return mode, kind, hash and path of a line of ``ls-tree``."""
+    head, _, path = line.partition(b"\t")
+    mode, kind, sha = head.decode().split()
+    return mode, kind, sha, os.fsdecode(path)
+
+
+def _blobs(folder: Path, shas: list[str]) -> Iterator[bytes]:
+    said = _checked(_git(folder, "cat-file", "--batch", stdin="".join(f"{s}\n" for s in shas)))
+    reader = io.BytesIO(said)
+    for sha in shas:
+        head = reader.readline().split()
+        if len(head) != 3:
+            raise OSError(f"{folder}: the object {sha} is missing")
+        yield reader.read(int(head[2]))
+        reader.read(1)
+
+
+def _of_folder(folder: Path) -> Tree:
+    return _packed(_walked(folder))
+
+
+def _walked(folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in sorted((*names, *links)):
+            path = os.path.join(parent, name)
+            relative = os.path.relpath(path, folder)
+            if os.path.islink(path):
+                yield relative, "120000", os.fsencode(os.readlink(path))
+            elif os.path.isfile(path):
+                mode = "100755" if os.access(path, os.X_OK) else "100644"
+                yield relative, mode, Path(path).read_bytes()
+
+
+def _packed(files: Iterator[tuple[str, str, bytes]]) -> Tree:
+    """Return an archive of (path, git's mode, content)."""
+    held = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=held, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        for path, mode, content in files:
+            info = tarfile.TarInfo(path)
+            info.mtime, info.mode = _MTIME, 0o755 if mode == "100755" else 0o644
+            if mode == "120000":
+                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+                archive.addfile(info)
+            else:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return Tree(held.getvalue())
+
+
+def _is_git(folder: Path) -> bool:
+    return (folder / ".git").exists() or (
+        (folder / "HEAD").is_file() and (folder / "objects").is_dir()
+    )
+
+
+def _git(folder: Path, *args: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(
+        (*_GIT, "-C", str(folder), *args),
+        input=stdin.encode(),
+        capture_output=True,
+        env={**environ, **_ENV},
+        check=False,
+    )
+
+
+def _checked(done: subprocess.CompletedProcess[bytes]) -> bytes:
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise OSError(f"{' '.join(map(str, done.args[-3:]))} failed: {said}")
+    return done.stdout
+
+
+def _failure(task: RepairTask, why: str) -> TaskFailure:
+    return TaskFailure(f"{task.instance_id}: {why}", boundary="swe.repository")

@@ -1,0 +1,111 @@
+"""How a task's tests are run.
+
+Takes: a task. Gives: a :class:`TestRun`. Never: runs it.
+
+``test_command`` of the row says it. Where that calls pytest or ``python -m unittest`` by itself, or
+is not there, the tests run under a reporter that signs what became of each; any other command runs
+in a shell, and its log is read by the framework's reader (``logs.READERS``). The row's
+``framework`` names that; without it the repository's name does.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final, Literal
+
+from rollart_envs.swe.logs import READERS, framework_of
+from rollart_envs.swe.patch import file_changes
+from rollart_envs.swe.task import RepairTask, RowError
+
+_PYTEST: Final = ("-rA", "--color=no", "-p", "no:cacheprovider")
+_PYTHONS: Final = ("python", "python3")
+_SHELL: Final = frozenset("|&;<>()$`\\*?[#~%{\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """How tests are run and told."""
+
+    __test__ = False
+
+    framework: str
+    """A key of ``logs.READERS``: how ids are written."""
+    runner: Literal["pytest", "unittest", "shell"]
+    arguments: tuple[str, ...] = ()
+    """Of pytest or unittest."""
+    command: str = ""
+    """For a shell."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether each result is signed, and the log counts for nothing."""
+        return self.runner != "shell"
+
+
+def test_run(task: RepairTask) -> TestRun:
+    """Return how a task's tests are run.
+
+    Raises:
+        RowError: It cannot be told from the row.
+    """
+    named = task.extra.get("framework")
+    framework = str(named) if named else framework_of(task.repo)
+    if framework not in READERS:
+        raise RowError("framework", f"is {framework!r}; there are {', '.join(READERS)}")
+    files = test_files(task)
+    if task.test_command is None:
+        if framework == "sympy":
+            raise RowError("test_command", "is missing; sympy's tests are run by one of its own")
+        return _signed(framework, (), files)
+    words = _words(task.test_command)
+    for start in (("pytest",), *((python, "-m", "pytest") for python in _PYTHONS)):
+        if words[: len(start)] == start:
+            return _signed(framework, words[len(start) :], files)
+    for start in ((python, "-m", "unittest") for python in _PYTHONS):
+        if words[: len(start)] == start and framework == "unittest":
+            return _signed(framework, words[len(start) :], files)
+    return TestRun(framework, "shell", command=task.test_command)
+
+
+test_run.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def test_files(task: RepairTask) -> tuple[str, ...]:
+    """Return the files with a task's tests: those its test patch leaves, and those ids name."""
+    changed = (change.new for change in file_changes(task.test_patch))
+    patched = [path for path in changed if path is not None and _holds_tests(path)]
+    return tuple(dict.fromkeys((*patched, *named_files(task))))
+
+
+test_files.__test__ = False  # type: ignore[attr-defined]
+
+
+def named_files(task: RepairTask) -> tuple[str, ...]:
+    """Return the files that pytest's ids name."""
+    ids = (*task.fail_to_pass, *task.pass_to_pass)
+    return tuple(dict.fromkeys(test.split("::")[0] for test in ids if "::" in test))
+
+
+def _signed(framework: str, words: tuple[str, ...], files: tuple[str, ...]) -> TestRun:
+    """Run the files where the words name none."""
+    if framework == "unittest":
+        names = [word for word in words if not word.startswith("-")]
+        return TestRun(framework, "unittest", tuple(names or map(_module, files)))
+    named = [word for word in words if word.endswith(".py") or "::" in word or "/" in word]
+    return TestRun(framework, "pytest", (*_PYTEST, *words, *(() if named else files)))
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """Return a command's words; none where only a shell understands it."""
+    return () if _SHELL & set(command) else tuple(shlex.split(command))
+
+
+def _holds_tests(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.endswith(".py") and name not in ("__init__.py", "conftest.py")
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")

@@ -1,0 +1,132 @@
+"""A task's repository in a box.
+
+Takes: a box that has started, and the tree at the base commit. Gives: a :class:`Workspace`, a git
+repository with one commit. Never: brings the repository's own history into the box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rollart_core.boxes.source import BoxSource
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import SandboxFailure
+from rollart_envs.swe.repository import TaskFailure, Tree
+from rollart_envs.swe.task import RepairTask
+
+ARCHIVE: Final = "base.tar.gz"
+_UNPACK_S: Final = 300.0
+_UNPACK: Final = """
+set -e
+mkdir repo
+tar -xzf base.tar.gz -C repo
+rm base.tar.gz
+cd repo
+git init -q .
+git add --all --force .
+git -c user.name=base -c user.email=base@localhost -c commit.gpgsign=false \
+    commit -q --no-verify --allow-empty -m base
+git rev-parse HEAD
+pwd
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where a repository lies in a box."""
+
+    repo_dir: str
+    base: str
+    """Its one commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a task needs besides its repository."""
+
+    python: str
+    """Absolute path in the box."""
+    python_path: tuple[str, ...] = ()
+    """Folders with installed packages, readable in the box."""
+    source_path: tuple[str, ...] = ()
+    """Folders of the repository from which its own packages are imported, such as ``src``."""
+
+    def environ(self, repo_dir: str) -> Mapping[str, str]:
+        """Return the variables that commands of a task get."""
+        own = [f"{repo_dir}/{path}" if path != "." else repo_dir for path in self.source_path]
+        paths = ":".join((*own, *self.python_path))
+        fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        return {**fixed, "PYTHONPATH": paths} if paths else fixed
+
+
+def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
+    """Return what a row says it needs.
+
+    Args:
+        task: Its ``extra`` may hold ``python`` (absolute path in the box), ``python_path`` (folders
+            of the host, absolute or relative to ``beside``) and ``source_path`` (folders of the
+            repository).
+        beside: The folder of the task file.
+        python: What runs the tests where the row does not say.
+
+    Raises:
+        TaskFailure: A folder is missing, or a field is of the wrong kind.
+    """
+    folders = [(beside or Path()) / path for path in _texts(task, "python_path")]
+    for folder in folders:
+        if not folder.is_dir():
+            raise _failure(task, f"python_path: there is no folder {folder}")
+    own = _texts(task, "source_path")
+    if any(path.startswith("/") or ".." in path.split("/") for path in own):
+        raise _failure(task, f"source_path: {list(own)} leaves the repository")
+    named = task.extra.get("python")
+    return Needs(
+        str(named) if isinstance(named, str) and named.startswith("/") else python,
+        tuple(str(folder.resolve()) for folder in folders),
+        own,
+    )
+
+
+async def take_box(boxes: BoxSource, task: RepairTask, needs: Needs) -> Sandbox:
+    """Take a box in which what the task needs can be read."""
+    options: dict[str, object] = {}
+    if needs.python_path:
+        given = boxes.options.get("ro_binds", [])
+        options["ro_binds"] = list(dict.fromkeys((*given, *needs.python_path)))
+    if task.image is not None:
+        options["image"] = task.image
+    return await boxes.take(**options)
+
+
+async def unpack(box: Sandbox, task: RepairTask, tree: Tree) -> Workspace:
+    """Put a tree into a box and commit it.
+
+    Raises:
+        SandboxFailure: The box is gone, or has no room, no git or no tar.
+    """
+    await box.write_file(ARCHIVE, tree.archive)
+    result = await box.exec(("sh", "-c", _UNPACK), timeout_s=_UNPACK_S)
+    lines = result.stdout.decode(errors="replace").split()
+    if result.exit_code != 0 or result.timed_out or len(lines) != 2:
+        said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
+        raise SandboxFailure(
+            f"{task.instance_id}: the repository could not be put into the box: {said}",
+            boundary="swe.unpack",
+        )
+    return Workspace(lines[1], lines[0])
+
+
+def _texts(task: RepairTask, name: str) -> tuple[str, ...]:
+    value = task.extra.get(name, ())
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise _failure(task, f"{name} is {value!r:.60}; it has to be a list of folders")
+    return tuple(str(item) for item in value)
+
+
+def _failure(task: RepairTask, why: str) -> TaskFailure:
+    return TaskFailure(f"{task.instance_id}: {why}", boundary="swe.task")
