@@ -67,7 +67,7 @@ class BoxRecord:
     @property
     def used_bytes(self) -> int | None:
         """Memory it uses now; None where that is not known."""
-        for folder in self.left.get("cgroup", ()):
+        for folder in (*self.left.get("cgroup", ()), *self.left.get("usage", ())):
             for key in ("memory.current", "memory.usage_in_bytes"):
                 with contextlib.suppress(OSError, ValueError):
                     return int(Path(folder, key).read_text())
@@ -204,6 +204,12 @@ class Turn:
                 return False
             other.unlink(missing_ok=True)
         return True
+
+
+async def live_boxes(ledger: Ledger) -> list[BoxRecord]:
+    """Return all boxes of a ledger, those of killed owners too."""
+    async with ledger.locked():
+        return ledger.records()
 
 
 def ledger_folder() -> Path:

@@ -24,6 +24,8 @@ from rollart_core.errors import first_line
 _OURS: Final = "rollart-"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TRIES: Final = 100
+_NO_WALLS: Final = frozenset({"cgroup", "folder", "usage"})
+"""What is removed without the wall, or is not the box's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Reaped:
     """One text for each box, or for each thing without a line in the ledger."""
     failed: list[str] = field(default_factory=list)
     """What is still there, and why."""
+    unasked: list[str] = field(default_factory=list)
+    """Walls that could not be asked for what bears a dead owner's mark, and why."""
 
 
 async def reap(ledger: Ledger, *, sweep: Iterable[str] = ()) -> Reaped:
@@ -63,7 +67,7 @@ async def reap(ledger: Ledger, *, sweep: Iterable[str] = ()) -> Reaped:
 async def _remove(record: BoxRecord) -> list[str]:
     """Remove one box; return what is still there."""
     faults = [fault for path in record.left.get("cgroup", ()) if (fault := await _end(Path(path)))]
-    own = {kind: what for kind, what in record.left.items() if kind not in {"cgroup", "folder"}}
+    own = {kind: what for kind, what in record.left.items() if kind not in _NO_WALLS}
     if own:
         faults += await _by_its_wall(record.sandbox, own)
     folders = record.left.get("folder", ())
@@ -82,8 +86,8 @@ async def _sweep(sandbox: str, done: Reaped) -> None:
     try:
         wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
         done.removed.extend(await wall.sweep())
-    except Exception as e:
-        done.failed.append(f"{sandbox}: {type(e).__name__}: {first_line(str(e))}")
+    except Exception as e:  # such as an engine that this machine does not have
+        done.unasked.append(f"{sandbox}: {first_line(str(e)) or type(e).__name__}")
 
 
 async def _end(group: Path) -> str:

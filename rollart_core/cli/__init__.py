@@ -88,6 +88,11 @@ COMMANDS: dict[str, Command] = {
         "Run a benchmark, ours beside a peer's; without a name, list them.",
         "rollart bench engine --json",
     ),
+    "sandbox": Command(
+        f"{_HERE}.sandbox:app",
+        "See which boxes live, remove what killed runs left, find out which walls work here.",
+        "rollart sandbox doctor",
+    ),
     "model": Command(
         f"{_HERE}.model:app",
         "Make models.",

@@ -35,6 +35,8 @@ class LedgerLine(Protocol):
         """Note something on the host that is there until the box is closed.
 
         Args:
-            kind: ``folder``, ``cgroup``, or a wall's own, such as ``container``.
+            kind: ``folder`` or ``cgroup`` (anybody removes them; their names begin with
+                ``rollart-``), ``usage`` (a cgroup that shows how much memory the box uses), or a
+                wall's own, such as ``container``.
             what: Its absolute path, or its id.
         """
