@@ -16,7 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from rollart_core.contracts.host import Finding
 from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes import bubblewrap_host
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
@@ -47,6 +49,11 @@ class BubblewrapSandbox(AgentSandbox):
         self._options = self._config
         self._cgroup: Cgroup | None = None
         self._info: int | None = None
+
+    @classmethod
+    async def examine(cls) -> list[Finding]:
+        """Say what bubblewrap, the kernel and the cgroups of this machine allow."""
+        return await bubblewrap_host.examine()
 
     @property
     def enforced_by(self) -> dict[str, str]:
@@ -183,15 +190,9 @@ def _unfit(message: str) -> SandboxFailure:
 
 def _mend() -> str:
     """Return what may keep user namespaces from working here, and the remedy."""
-    for name, off in (
-        ("user/max_user_namespaces", "0"),
-        ("kernel/unprivileged_userns_clone", "0"),
-        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
-    ):
-        path = Path("/proc/sys", name)
-        if path.exists() and path.read_text().strip() == off:
-            key = name.replace("/", ".")
-            return f"User namespaces are off: {key} is {off}; an administrator can change it"
+    off = bubblewrap_host.switched_off()
+    if off:
+        return f"User namespaces are off: {off}; an administrator can change it"
     return "Is the machine a container that allows no user namespaces?"
 
 
