@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 
+import pytest
+
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_plugins.sandboxes.docker import DockerSandbox
 from rollart_plugins.sandboxes.process import ProcessSandbox
 
 MIB = 1 << 20
+IMAGE = os.environ.get("ROLLART_TEST_IMAGE", "rollart-test:latest")
+"""What `tests/docker/engine up` makes."""
+IN_DOCKER = {"image": IMAGE, "pull": "never"}
 
-WALLS: dict[str, Callable[..., AgentSandbox]] = {
+MAKERS: dict[str, Callable[..., AgentSandbox]] = {
     "process": lambda **options: ProcessSandbox(trusted=True, **options),
     "bubblewrap": BubblewrapSandbox,
+    "docker": lambda **options: DockerSandbox(**{**IN_DOCKER, **options}),
 }
+WALLS = {wall: MAKERS[wall] for wall in ("process", "bubblewrap")}
+"""Those that need no engine."""
+HELD = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
+"""Walls that hold something, as parameters of a test."""
+EACH_WALL = ["process", *HELD]
 
 
 @cache
-def no_bubblewrap() -> str:
-    """Why bubblewrap does not work here; empty where it does."""
+def missing(wall: str) -> str:
+    """Why a wall does not work here; empty where it does."""
 
     async def attempt() -> None:
-        async with opened("bubblewrap"):
+        async with opened(wall):
             pass
 
     try:
         asyncio.run(attempt())
     except SandboxFailure as e:
-        return str(e)
+        remedy = " (`tests/docker/engine up` makes engine and image)" if wall == "docker" else ""
+        return f"{e}{remedy}"
     return ""
+
+
+def no_bubblewrap() -> str:
+    """Why bubblewrap does not work here; empty where it does."""
+    return missing("bubblewrap")
+
+
+def no_docker() -> str:
+    """Why there is no Docker engine with the image for tests; empty where there is one."""
+    return missing("docker")
 
 
 @asynccontextmanager
 async def opened(wall: str, **options: object) -> AsyncIterator[AgentSandbox]:
     """Give a box that is up, and take it down."""
-    box = WALLS[wall](**options)
+    box = MAKERS[wall](**options)
     await box.start()
     try:
         yield box

@@ -76,6 +76,14 @@ def rollart_sandboxes() -> list[SandboxSpec]:
     """Return the built-in sandboxes."""
     return [
         SandboxSpec(
+            id="rollart/Docker-v1",
+            alias="docker",
+            entry_point="rollart_plugins.sandboxes.docker:DockerSandbox",
+            config="rollart_plugins.sandboxes.config:DockerConfig",
+            summary="A container of a Docker engine: no network, the image read-only.",
+            isolation="container",
+        ),
+        SandboxSpec(
             id="rollart/Bubblewrap-v1",
             alias="bubblewrap",
             entry_point="rollart_plugins.sandboxes.bubblewrap:BubblewrapSandbox",

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sandbox_walls import no_bubblewrap
+from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 
 from rollart_core import registry
 from rollart_core.check.parts import PART_CHECKS, check_part
@@ -80,10 +80,12 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return check_one_adapter(plugin_id)
     if plugin_id == "rollart/Bubblewrap-v1" and (why := no_bubblewrap()):
         return [CheckResult("start", Outcome.SKIP, why)]
+    if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
+        return [CheckResult("start", Outcome.SKIP, why)]
     return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
 
 
-OPTIONS = {"rollart/Process-v1": {"trusted": True}}
+OPTIONS = {"rollart/Process-v1": {"trusted": True}, "rollart/Docker-v1": IN_DOCKER}
 """What a plugin has to be told before it works at all."""
 
 

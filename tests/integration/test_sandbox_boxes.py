@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_walls import MIB, WALLS, no_bubblewrap, opened
+from sandbox_walls import EACH_WALL, MAKERS, MIB, missing, opened
 
 from rollart_core.bench import sandbox
 from rollart_core.errors import ConfigError, SandboxFailure
@@ -23,9 +23,9 @@ from rollart_plugins.sandboxes import connection
 from rollart_plugins.sandboxes.process import ProcessSandbox
 
 
-@pytest.fixture(params=list(WALLS))
+@pytest.fixture(params=EACH_WALL)
 def wall(request) -> str:
-    if request.param == "bubblewrap" and (why := no_bubblewrap()):
+    if why := missing(request.param):
         pytest.skip(why)
     return request.param
 
@@ -259,7 +259,7 @@ print(len(got), got == sent)
 
 def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall) -> None:
     async def main() -> None:
-        box = WALLS[wall]()
+        box = MAKERS[wall]()
         await box.start()
         running = asyncio.create_task(box.exec(sh("echo $$ > pid; sleep 1000"), timeout_s=1000))
         while (await box.exec(["test", "-s", "pid"], timeout_s=30)).exit_code:

@@ -19,6 +19,7 @@ from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes.config import BoxConfig
 from rollart_plugins.sandboxes.connection import CHUNK, Connection
+from rollart_plugins.sandboxes.launched import Launched
 
 _GRACE_S: Final = 20.0
 """Seconds after an exec's timeout in which the agent must have answered."""
@@ -37,7 +38,7 @@ class AgentSandbox(Sandbox):
 
     def __init__(self, **options: object) -> None:
         self._config = self.config_class.model_validate(options)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Launched | None = None
         self._connection: Connection | None = None
         self._snapshots: Path | None = None
         self._num_snapshots = 0
@@ -49,7 +50,7 @@ class AgentSandbox(Sandbox):
         """The working folder, as commands in the box see it."""
 
     @abstractmethod
-    async def _launch(self) -> asyncio.subprocess.Process:
+    async def _launch(self) -> Launched:
         """Start the process whose stdin and stdout are the agent's."""
 
     @abstractmethod
@@ -237,7 +238,7 @@ class AgentSandbox(Sandbox):
             raise RuntimeError("the sandbox is not up: start() first, and not after close()")
         return self._connection
 
-    async def _hear(self, process: asyncio.subprocess.Process) -> None:
+    async def _hear(self, process: Launched) -> None:
         """Keep the last of what the launched process complains of."""
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
@@ -293,7 +294,7 @@ async def _pieces_of(path: Path, spans: Iterable[Sequence[int]]) -> AsyncIterato
                 yield piece
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: Launched) -> None:
     """Wait for a process whose stdin is closed; kill it when it takes its time."""
     try:
         async with asyncio.timeout(_END_S):

@@ -74,6 +74,33 @@ class Cgroup:
         self._folders = {}
 
 
+def memory_group(pid: int, holding: str) -> Path | None:
+    """Return the folder of a process's group that counts memory, of version 1 or 2.
+
+    Args:
+        pid: The process.
+        holding: What the group's name holds, such as a container's id; None is returned for a
+            process of another group (the number may be of another machine).
+    """
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            number, names, path = line.split(":", 2)
+            if "memory" in names.split(",") or number == "0":
+                for root in (_MOUNT / names, _MOUNT / "memory", _MOUNT):
+                    folder = root / path.lstrip("/")
+                    if holding in path and memory_used_bytes(folder) is not None:
+                        return folder
+    return None
+
+
+def memory_used_bytes(group: Path) -> int | None:
+    """Return the memory that a group uses now; None where there is no such group."""
+    for key in ("memory.current", "memory.usage_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((group / key).read_text())
+    return None
+
+
 def _own_group(controller: str) -> tuple[Path | None, bool]:
     """Return the folder of this process's group for a controller, and whether it is version 1."""
     with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,3 +62,38 @@ class BubblewrapConfig(BoxConfig):
     """Who the box is on the host, where the run itself is root's."""
     cgroup: bool = True
     """Whether to use a cgroup where one can be written."""
+
+
+class DockerConfig(BoxConfig):
+    """Options of ``rollart/Docker-v1``."""
+
+    image: str = "python:3.11-slim"
+    """What is in the box; it must have Python 3.8 or newer."""
+    pull: Literal["missing", "never"] = "missing"
+    """Whether an image that is not on the machine is fetched."""
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
+    """Most memory of the box in all, what lies in its folders included."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Processor seconds a second."""
+    num_pids: Annotated[int, Field(ge=8)] = 256
+    """Most processes and threads at once."""
+    disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
+    """Size of the working folder, which is memory; and of a writable root, where that can be."""
+    tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
+    """Size of `/tmp`, and of `/dev/shm`."""
+    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    """Most open files of each process."""
+    ro_binds: list[str] = []
+    """Folders or files of the host that can be read in the box, at the same path."""
+    writable_root: bool = False
+    """Whether all of the image's files can be changed, not only `/work`, `/tmp` and `/dev/shm`."""
+    snapshot_paths: list[str] = []
+    """More folders that a snapshot covers, such as `/testbed`, of a writable root."""
+    user: Annotated[str, Field(pattern=r"^\d+:\d+$")] = "1000:1000"
+    """Who commands are, as uid:gid. `0:0` is root in the box, without any capability."""
+    python: str = "python3"
+    """The Python that runs the agent: a path in the box, or a name on the image's PATH."""
+    runtime: str | None = None
+    """Runtime of the engine, such as `runsc` (gVisor); the engine's default if none."""
+    host: str = ""
+    """Address of the engine; `DOCKER_HOST`, or else the usual socket, if none."""

@@ -19,6 +19,7 @@ from importlib.util import MAGIC_NUMBER
 from typing import Any, Final
 
 from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes.launched import Reads
 from rollart_plugins.sandboxes.tunnels import Tunnels
 
 PROTOCOL: Final = 1
@@ -95,7 +96,7 @@ class Connection:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
+        reader: Reads,
         writer: asyncio.StreamWriter,
         *,
         explain: Callable[[], Awaitable[str]],
