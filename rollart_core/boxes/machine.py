@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_PROC: Final = Path("/proc")
 _MOUNT: Final = Path("/sys/fs/cgroup")
 _UNLIMITED: Final = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
@@ -54,7 +55,7 @@ def free_disk_bytes() -> int:
 
 def own_group(controller: str) -> Path | None:
     """Return the folder of this process's cgroup for a controller, of version 1 or 2."""
-    lines = _read(Path("/proc/self/cgroup")).splitlines()
+    lines = _read(_PROC / "self/cgroup").splitlines()
     for wanted in (controller, ""):
         for line in lines:
             number, names, path = line.split(":", 2)
@@ -99,7 +100,7 @@ def _reclaimable(folder: Path) -> int:
 def _memory() -> tuple[int, int]:
     """Return the machine's memory, and what of it is available."""
     found = {}
-    for line in _read(Path("/proc/meminfo")).splitlines():
+    for line in _read(_PROC / "meminfo").splitlines():
         key, _, rest = line.partition(":")
         found[key] = int(rest.split()[0]) * 1024
     if "MemTotal" not in found:  # not Linux
@@ -123,7 +124,7 @@ def _cpus() -> float:
 
 
 def _running() -> int:
-    for line in _read(Path("/proc/stat")).splitlines():
+    for line in _read(_PROC / "stat").splitlines():
         if line.startswith("procs_running "):
             return int(line.split()[1])
     return 0
