@@ -49,6 +49,9 @@ SINGULAR = {
     "commands": "command",
 }
 
+ISOLATION = "isolation"
+"""The option of every environment that says in which box it lives; the core's, not its own."""
+
 _BUILT_FROM_OPTIONS = frozenset({"environments", "rewards"})
 """Kinds whose classes get nothing but their options, so that a missing one can be told early."""
 
@@ -93,6 +96,8 @@ def spec(kind: str, plugin_id: str) -> PluginSpec:
 def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> EnvSpec:
     """Return the spec of an environment; of a foreign one, what its adapter says of it.
 
+    Of one with the option ``isolation`` its box is asked: it need not be installed here.
+
     Args:
         plugin_id: Id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
         options: Its options, which may change what an adapter says (its splits, for one).
@@ -100,6 +105,10 @@ def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> Env
     Raises:
         UserError: As :func:`find` and :func:`checked_options`; and what the adapter raises.
     """
+    if _isolated("environments", options or {}):
+        from rollart_core.isolation.describe import describe
+
+        return describe(plugin_id, options or {}).spec
     found = cast("EnvSpec", spec("environments", plugin_id))
     parts = split_id(plugin_id)
     if parts is None:
@@ -134,6 +143,10 @@ def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
 
 def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
     """Return what is wrong with the options of a plugin; an empty list when nothing is."""
+    if _isolated(kind, options):
+        from rollart_core.isolation.describe import option_faults
+
+        return option_faults(plugin_id, options)
     model = config_model(kind, plugin_id)
     if model is None and kind == "environments" and split_id(plugin_id):
         return []  # the adapter says nothing of its options, and its class is not the environment
@@ -160,6 +173,10 @@ def checked_options(kind: str, plugin_id: str, options: Mapping[str, object]) ->
     if problems:
         lines = [f"{plugin_id}: {problem.within()}" for problem in problems]
         raise ConfigError("\n".join(lines))
+    if _isolated(kind, options):
+        from rollart_core.isolation.describe import describe
+
+        return dict(describe(plugin_id, options).options)
     model = config_model(kind, plugin_id)
     return dict(options) if model is None else model(**options).model_dump()
 
@@ -178,6 +195,10 @@ def build(
     Raises:
         UserError: As :func:`checked_options` and :func:`resolve`.
     """
+    if _isolated(kind, options or {}):
+        from rollart_core.isolation.env import make as make_isolated
+
+        return make_isolated(plugin_id, options or {})
     checked = checked_options(kind, plugin_id, options or {})
     parts = split_id(plugin_id) if kind == "environments" else None
     if parts:
@@ -215,6 +236,10 @@ def load_object(path: str, who: str) -> object:
             raise PluginError(f"{who}: module {module!r} has no {part!r}.{near}")
         found = getattr(found, part)
     return found
+
+
+def _isolated(kind: str, options: Mapping[str, object]) -> bool:
+    return kind == "environments" and ISOLATION in options
 
 
 def _import_reason(module: str, who: str, error: Exception) -> str:

@@ -164,6 +164,8 @@ class _Finder:
     import_classes: bool
 
     def __call__(self, kind: str, ref: PluginRef, *key: str | int) -> Any:
+        if kind == "environments" and registry.ISOLATION in ref.options:
+            return self._isolated(ref, key)
         try:
             found = registry.find(kind, ref.id)
         except UserError as e:
@@ -191,6 +193,24 @@ class _Finder:
                 self.note(Problem((*key, "id") if options else key, str(e)))
                 return None
         return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
+
+    def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
+        """Ask the environment's box; it need not be installed here."""
+        from rollart_core.isolation.describe import describe, option_faults
+
+        try:
+            faults = option_faults(ref.id, ref.options)
+            for fault in faults:
+                self.note(fault.under(*key))
+            if faults:
+                return None
+            said = describe(ref.id, ref.options)
+        except UserError as e:
+            self.note(Problem(key, str(e)))
+            return None
+        return ResolvedPlugin(
+            "environments", said.spec, dict(said.options), said.distribution, said.version
+        )
 
     def _check_class(self, kind: str, plugin_id: str, entry_point: str) -> None:
         module = entry_point.partition(":")[0]

@@ -158,11 +158,17 @@ class EnvWorker:
         idle = self._idle.get(env.key)
         if idle:
             return idle.pop()
-        from rollart_core.registry import make
-
         with boundary(EnvironmentFailure, "making the environment"):
-            made = await self._threads.run(lambda: make(env.id, **env.options))
-        return _Seat(made, env.key)
+            return _Seat(await self._made(env), env.key)
+
+    async def _made(self, env: EnvRef) -> Any:
+        from rollart_core.registry import ISOLATION, make
+
+        if ISOLATION in env.options:  # waited for without a thread, which could not be killed
+            from rollart_core.isolation.env import open_env
+
+            return await open_env(env.id, env.options)
+        return await self._threads.run(lambda: make(env.id, **env.options))
 
     async def _call(self, env: Any, name: str, call: Callable[[Any], Any]) -> Any:
         coroutine = getattr(env, f"a{name}", None)

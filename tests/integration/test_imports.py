@@ -48,7 +48,7 @@ ROOMS = (
     ("config", "problems"),
     (
         *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
-        *("registry", "resolve"),
+        *("isolation", "registry", "resolve"),
     ),
     ("models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),

@@ -23,7 +23,7 @@ from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
 from rollart_core.hookspecs import hookimpl
 from rollart_core.resolve import resolve_run
-from rollart_plugins.adapters import host
+from rollart_core.isolation import server
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 
 SESSION = """
@@ -259,7 +259,7 @@ def test_states_are_lent_whole(kind: str) -> None:
         "numpy": np.random.random,
         "normal": np.random.normal,  # draws two numbers and keeps one
     }
-    guard = host._OwnRandom()
+    guard = server._OwnRandom()
 
     def reset() -> object:
         random.seed(5)
@@ -300,7 +300,10 @@ def test_play_plays_a_foreign_environment() -> None:
 
 
 ADAPTERS = Path(sys.modules[ForeignAdapter.__module__].__file__ or "").parent
-IN_OTHER_PYTHONS = [ADAPTERS / "host.py", *sorted((ADAPTERS / "sessions").glob("*.py"))]
+IN_OTHER_PYTHONS = [
+    *(Path(server.__file__).with_name(name) for name in ("server.py", "session.py")),
+    *sorted((ADAPTERS / "sessions").glob("*.py")),
+]
 
 
 @pytest.mark.parametrize("path", IN_OTHER_PYTHONS, ids=lambda p: p.name)

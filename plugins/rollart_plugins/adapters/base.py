@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
 from rollart_core.errors import PluginError
+from rollart_core.isolation import server
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
-from rollart_plugins.adapters import host
 from rollart_plugins.adapters.process import Opening, RemoteSeat, describe, user_error
 
 DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
@@ -162,7 +162,7 @@ class ForeignAdapter(EnvAdapter):
         if chosen.python is not None:
             return describe(opening)
         try:
-            return dict(host.describe(opening.path, opening.env_id, dict(opening.options)))
+            return dict(server.describe(opening.path, opening.env_id, dict(opening.options)))
         except (LookupError, ValueError, ImportError) as e:
             raise _told(e, opening) from e
 
@@ -264,7 +264,7 @@ def _open(opening: Opening, chosen: AdapterOptions) -> Seat:
     if chosen.python is not None:
         return RemoteSeat(opening)
     try:
-        return host.Seat(opening.path, opening.env_id, dict(opening.options))
+        return server.Seat(opening.path, opening.env_id, dict(opening.options))
     except (LookupError, ValueError, ImportError) as e:
         raise _told(e, opening) from e
 

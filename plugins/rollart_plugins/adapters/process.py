@@ -1,7 +1,7 @@
 """A foreign package in a process of its own: one for each interpreter and adapter, shared by seats.
 
 Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteSeat`, which
-answers as a :class:`rollart_plugins.adapters.host.Seat` does. Never: outlives its last seat; a
+answers as a :class:`rollart_core.isolation.server.Seat` does. Never: outlives its last seat; a
 process that dies fails the calls that wait on it, and the next reset begins with a new one.
 """
 
@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError, first_line
-from rollart_plugins.adapters import host
+from rollart_core.isolation import server
 
 CLOSE_S = 5.0
 """How long a seat that is closed, and a process that ends, are waited for."""
@@ -50,7 +50,7 @@ class HostProcess:
         """Set when a thread in it hangs: it serves those it has, and nobody new."""
         try:
             self._process = subprocess.Popen(
-                [python, host.__file__, path],
+                [python, server.__file__, path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -23,6 +23,7 @@ from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
 from rollart_plugins.sandboxes.connection import bootstrap
+from rollart_plugins.sandboxes.reach import reach
 
 WORK: Final = "/work"
 _UID: Final = 1000
@@ -68,11 +69,13 @@ class BubblewrapSandbox(AgentSandbox):
 
     async def _launch(self) -> asyncio.subprocess.Process:
         prefix = launcher(self._options.host_uid)
+        way, sources = reach(self._options.ro_binds)
         pipe = asyncio.subprocess.PIPE
         self._info, info = os.pipe()
         files = [(_text(_USERS), "/etc/passwd"), (_text(_GROUPS), "/etc/group")]
         fds = [info, *(fd for fd, _ in files)]
-        argv = [*prefix, *_FLAGS, "--info-fd", str(info), *arguments(self._options)]
+        argv = [*way, *prefix, *_FLAGS, "--info-fd", str(info)]
+        argv += arguments(self._options, sources)
         for fd, path in files:
             argv += ["--ro-bind-data", str(fd), path]
         # Last, since nothing can be mounted in what is read-only; what is below stays as it is.
@@ -134,15 +137,15 @@ class BubblewrapSandbox(AgentSandbox):
             await self._cgroup.remove()
 
 
-def arguments(options: BubblewrapConfig) -> list[str]:
-    """Return what bubblewrap is told of the box's files."""
+def arguments(options: BubblewrapConfig, sources: Mapping[str, str] | None = None) -> list[str]:
+    """Return what bubblewrap is told of the box's files; ``sources``: where some are found."""
     argv = list(_system(Path(options.rootfs)))
     tmp = str(options.tmp_bytes)
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", tmp, "--tmpfs", "/dev/shm"]
     argv += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
     argv += ["--size", str(options.disk_bytes), "--tmpfs", WORK]
     for path in options.ro_binds:  # last, so that one below /tmp is seen
-        argv += ["--ro-bind", path, path]
+        argv += ["--ro-bind", (sources or {}).get(path, path), path]
     return argv
 
 

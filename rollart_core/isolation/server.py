@@ -1,9 +1,11 @@
-"""Sessions of a foreign package, in this process or, run as a script, in one of their own.
+"""The env server: environments of one session module, in this process or in one of their own.
 
-Takes: the path of a session module (see :mod:`rollart_plugins.adapters.sessions`). Gives: seats,
-one for each environment, that answer in plain values; as a script, the same over JSON lines on
-stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or ``{"id", "error"}``.
-Never: needs more than Python 3.8 and the standard library, nor outlives its stdin.
+Takes: the path of a session module, which is :mod:`rollart_core.isolation.session` for any of our
+environments and one of :mod:`rollart_plugins.adapters.sessions` for a foreign package. Gives:
+seats, one for each environment, that answer in plain values; as a script, the same over JSON lines
+on stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or
+``{"id", "error"}``. Never: needs more than Python 3.8 and the standard library, nor outlives its
+stdin.
 """
 
 from __future__ import annotations
@@ -97,6 +99,15 @@ class Seat:
     def secrets(self) -> list[str]:
         """Return what the agent must not read."""
         return [str(s) for s in self._guard.run("secrets", self._session.secrets)]
+
+    def num_tasks(self, split: str) -> int | None:
+        """Return how many tasks a split has."""
+        count: int | None = self._guard.run("num_tasks", lambda: self._session.num_tasks(split))
+        return count
+
+    def corpus(self) -> list[str]:
+        """Return text for a tokenizer."""
+        return [str(s) for s in self._guard.run("corpus", lambda: list(self._session.corpus()))]
 
     def close(self) -> None:
         """Close the session, once."""
@@ -279,6 +290,7 @@ def main(path: str) -> None:
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    sys.setswitchinterval(0.0005)  # an environment that computes must not keep requests waiting
     server = _Server(path, answers)
     for line in requests:
         server.handle(json.loads(line))

@@ -1,0 +1,204 @@
+"""The boxes of this process with environments in them, and a seat in one for each environment.
+
+Takes: a recipe, an environment's id and options. Gives: :class:`Seat`. Never: begins an episode in
+a box that is retired, or keeps a box in which nobody sits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rollart_core.boxes.source import BoxSource
+from rollart_core.errors import ConfigError, PluginError, SandboxFailure, UnknownIdError, first_line
+from rollart_core.isolation.box import EnvBox, Raised
+from rollart_core.isolation.recipe import Recipe
+
+
+class _Boxes:
+    """The boxes of one recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        isolation = recipe.isolation
+        self._recipe = recipe
+        self._source = BoxSource(isolation.sandbox, isolation.options, isolation.pool)
+        self._starts: dict[EnvBox, asyncio.Task[None]] = {}
+
+    async def lend(self) -> EnvBox:
+        """Return a box that is up, with one seat more."""
+        most = self._recipe.isolation.num_seats
+        free = (b for b in self._starts if b.num_seats < most and not b.retired)
+        box = next(free, None)
+        if box is None:
+            box = EnvBox(self._source, self._recipe)
+            self._starts[box] = asyncio.create_task(box.start())
+        box.num_seats += 1
+        try:
+            await asyncio.shield(self._starts[box])
+        except BaseException as e:
+            await asyncio.shield(self.take_back(box))
+            if isinstance(e, SandboxFailure) and self._recipe.hint:
+                said = SandboxFailure(f"{e}. {self._recipe.hint}", boundary=e.boundary)
+                said.retryable = e.retryable
+                raise said from e
+            raise
+        return box
+
+    async def take_back(self, box: EnvBox) -> None:
+        """Count a seat less; the box is closed with its last, and the pool with the last box."""
+        box.num_seats -= 1
+        if box.num_seats:
+            return
+        start = self._starts.pop(box)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await box.close()
+        if not self._starts:
+            _boxes.pop(self._recipe.key, None)
+            await self._source.close()
+
+
+_boxes: dict[str, _Boxes] = {}
+
+
+def _boxes_of(recipe: Recipe) -> _Boxes:
+    return _boxes.setdefault(recipe.key, _Boxes(recipe))
+
+
+def _forget() -> None:
+    _boxes.clear()  # in a fork: they are the parent's
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Seat:
+    """One environment in a box; all its coroutines run on the boxes' loop.
+
+    Args:
+        recipe: What the box is made of.
+        env_id: Id or ``module:Class``, as the box knows it.
+        options: The environment's own.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, recipe: Recipe, env_id: str, options: Mapping[str, object]) -> None:
+        self._recipe, self._env_id = recipe, env_id
+        self._options = json_options(options)
+        self._number = 0
+        self._box: EnvBox | None = None
+        self._boxes: _Boxes | None = None
+        self._closed = False
+        self.facts: dict[str, Any] = {}
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what the box knows of the environment.
+
+        Raises:
+            UserError: When it knows no such environment, or cannot import it.
+            SandboxFailure: When there is no box.
+        """
+        said = await self._ask("describe")
+        if not isinstance(said, dict):
+            raise PluginError(f"{self._env_id}: the box describes it as {type(said).__name__}")
+        return said
+
+    async def open(self) -> None:
+        """Make the environment in a box.
+
+        Raises:
+            UserError: When it cannot be made of these options.
+            EpisodeError: When its making raised, or the box is gone.
+        """
+        self.facts = dict(await self._ask("open"))
+
+    async def call(self, call: str, *args: object) -> Any:
+        """Call a method of the environment.
+
+        Raises:
+            EpisodeError: What it raised, or why the box is gone.
+        """
+        if self._closed or self._box is None:
+            raise RuntimeError("the environment is closed")
+        try:
+            return await self._box.call(self._number, call, *args)
+        except Raised as e:
+            raise e.failure(f"env.{call}") from e
+
+    async def begin(self, *args: object) -> Any:
+        """Begin an episode, in another box if this one is dead or has had its share."""
+        if self._closed:
+            raise RuntimeError("the environment is closed")
+        if self._box is None or self._box.retired:
+            await self._leave()
+            await self.open()
+        assert self._box is not None
+        self._box.num_episodes += 1
+        return await self.call("reset", *args)
+
+    async def close(self) -> None:
+        """Close the environment, and leave the box; may be called twice."""
+        self._closed = True
+        await self._leave()
+
+    async def _ask(self, call: str) -> Any:
+        """Sit down in a box, and have the environment described or made."""
+        boxes = _boxes_of(self._recipe)
+        box = await boxes.lend()
+        self._boxes, self._box, self._number = boxes, box, next(self._numbers)
+        try:
+            return await box.call(self._number, call, self._env_id, self._options)
+        except Raised as e:
+            await self._leave()
+            raise self._told(e, call) from e
+        except BaseException:
+            await self._leave()
+            raise
+
+    async def _leave(self) -> None:
+        box, boxes, self._box = self._box, self._boxes, None
+        if box is None or boxes is None:
+            return
+        try:
+            if box.alive:
+                async with asyncio.timeout(_CLOSE_S):
+                    await box.call(self._number, "close")
+        except (Raised, SandboxFailure, TimeoutError):
+            pass  # an environment that cannot close has had its chance
+        finally:
+            await asyncio.shield(boxes.take_back(box))
+
+    def _told(self, error: Raised, call: str) -> Exception:
+        """Turn what the making of an environment raised into what a person can mend."""
+        message = f"{self._env_id}: in its box: {first_line(error.message)}"
+        if "UnknownIdError" in error.types or "LookupError" in error.types[:1]:
+            return UnknownIdError(message)
+        if "UserError" in error.types:
+            return PluginError(message)
+        if "ImportError" in error.types:
+            said = f"{self._env_id}: in its box ({self._recipe.python}): {error}"
+            return PluginError(first_line(said))
+        if call == "describe":
+            return PluginError(f"{self._env_id}: in its box: {first_line(str(error))}")
+        return error.failure("making the environment")
+
+
+_CLOSE_S = 5.0
+
+
+def json_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return options as they travel to a box.
+
+    Raises:
+        ConfigError: When one of them is no plain value.
+    """
+    try:
+        return dict(json.loads(json.dumps(dict(options))))
+    except (TypeError, ValueError) as e:
+        message = f"options of an isolated environment must be plain values: {first_line(str(e))}"
+        raise ConfigError(message) from e
