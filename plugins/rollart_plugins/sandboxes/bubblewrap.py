@@ -23,6 +23,7 @@ from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
 from rollart_plugins.sandboxes.connection import bootstrap
+from rollart_plugins.sandboxes.spawn import spawn
 from rollart_plugins.sandboxes.reach import reach
 
 WORK: Final = "/work"
@@ -70,7 +71,6 @@ class BubblewrapSandbox(AgentSandbox):
     async def _launch(self) -> asyncio.subprocess.Process:
         prefix = launcher(self._options.host_uid)
         way, sources = reach(self._options.ro_binds)
-        pipe = asyncio.subprocess.PIPE
         self._info, info = os.pipe()
         files = [(_text(_USERS), "/etc/passwd"), (_text(_GROUPS), "/etc/group")]
         fds = [info, *(fd for fd, _ in files)]
@@ -82,9 +82,7 @@ class BubblewrapSandbox(AgentSandbox):
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
         argv += [self._options.python, "-I", "-S", "-c", bootstrap()]
         try:
-            return await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=fds, start_new_session=True
-            )
+            return await spawn(argv, pass_fds=fds)
         finally:
             for fd in fds:
                 os.close(fd)

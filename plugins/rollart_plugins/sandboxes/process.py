@@ -22,6 +22,7 @@ from rollart_core.errors import ConfigError
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.config import BoxConfig, ProcessConfig
 from rollart_plugins.sandboxes.connection import bootstrap
+from rollart_plugins.sandboxes.spawn import spawn
 
 _BOX: Final = "ROLLART_BOX"
 _PREFIX: Final = "rollart-box-"
@@ -51,14 +52,7 @@ class ProcessSandbox(AgentSandbox):
     async def _launch(self) -> asyncio.subprocess.Process:
         self.leaves("folder", str(self._folder))
         self.leaves("mark", self._name)
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", bootstrap()),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-        )
+        return await spawn([sys.executable, "-I", "-S", "-c", bootstrap()])
 
     def _hello(self) -> dict[str, Any]:
         limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": self._options.num_open_files}
