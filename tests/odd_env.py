@@ -106,3 +106,26 @@ class OddEnv:
 
     def close(self):
         pass
+
+
+class VowelEnv(OddEnv):
+    """Wants a word with an ``a`` in it; some tasks end the process, hang or raise."""
+
+    def __init__(self, trouble=()):
+        super().__init__("vowels", 8)
+        self.trouble = dict(trouble)
+
+    def reset(self, *, seed=None, options=None):
+        self.what = self.trouble.get(str(options["task"])) if options["split"] == "train" else None
+        return "say a word with a vowel", {}
+
+    def step(self, action):
+        if self.what:
+            getattr(self, "do_" + self.what.partition(" ")[0])(self.what.partition(" ")[2])
+        return "", float("a" in action), True, False, {"success": "a" in action}
+
+    def oracle(self):
+        return "pan"
+
+    def corpus(self):
+        yield from ("say a word with a vowel", "abcdefghijklmnopqrstuvwxyz")

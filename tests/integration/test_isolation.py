@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -334,3 +335,39 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
 
 async def _say(box: Any, data: bytes) -> None:
     box._take(data)
+
+
+CONFIG = """
+name: isolated
+model: {{kind: new, num_layers: 1, width: 32, ffn_width: 48, vocab_size: 320}}
+env: {env}
+runtime: {{kind: inline, env_processes: 1}}
+trackers: []
+deadlines: {{step_s: 2, reset_s: 60}}
+rollout: {{groups_per_batch: 2, group_size: 4, max_turns: 1, max_new_tokens: 4,
+          max_context_tokens: 128}}
+failures: {{max_rate: 0.9}}
+evaluation: {{tasks: 4, greedy: false}}
+stop: {{batches: 4}}
+runs_dir: {runs}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_path: Path) -> None:
+    given = {"trouble": {"0": "exit 3", "3": "hang"}}
+    env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_seats=2)}
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path / "runs"))
+    done = subprocess.run(
+        [sys.executable, "-c", "from rollart_core.cli import main; main()", "run", path, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["train_steps"] == 4
+    assert set(report["failures"]) & {"sandbox", "timeout"}, report["failures"]
