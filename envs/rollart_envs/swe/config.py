@@ -11,8 +11,10 @@ from typing import Annotated
 from pydantic import Field
 
 from rollart_core.boxes.options import SandboxedOptions
+from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
 BOX_PYTHON = "/usr/bin/python3"
+_PYTHON = Field(pattern=r"^(/.*)?$")
 
 
 class FunctionRepairConfig(SandboxedOptions):
@@ -25,5 +27,28 @@ class FunctionRepairConfig(SandboxedOptions):
     """Answers that are judged before the episode is over."""
     test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for the hidden test of one answer."""
-    python: str = BOX_PYTHON
-    """Python 3.8 or newer that runs the answers, as an absolute path in the box."""
+    python: Annotated[str, _PYTHON] = ""
+    """Python 3.8 or newer that runs the answers, as an absolute path in the box; empty: the
+    `python3` on its PATH."""
+
+
+class RepairConfig(SandboxedOptions):
+    """Options of ``swe/Repair-v1``."""
+
+    tasks: Path | None = None
+    """File of tasks in SWE-bench's format, `.jsonl` or `.parquet`; none: a few small ones of
+    RollArt's own."""
+    repos_dir: Path | None = None
+    """Folder of git mirrors and unpacked packages, by the `repo` of the rows; none: `repos` beside
+    the task file."""
+    max_turns: Annotated[int, Field(ge=1)] = 50
+    """Actions after which what is there is judged as if it had been submitted."""
+    command_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for one command of the agent."""
+    test_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Seconds for the tests that judge."""
+    max_output_chars: Annotated[int, Field(ge=100)] = MAX_OUTPUT_CHARS
+    """Characters of a command's output that are shown: its head and its tail."""
+    python: Annotated[str, _PYTHON] = ""
+    """Python that runs the tests, as an absolute path in the box, where the row does not name one;
+    empty: the `python3` on its PATH."""

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from importlib import resources
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 from gymnasium.error import ResetNeeded
 
 from rollart_core.boxes.env import BoxEnv, Reset, Step
-from rollart_core.boxes.options import PoolOptions
 from rollart_core.boxes.source import box_source
-from rollart_core.config import PluginRef
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.config import BOX_PYTHON, FunctionRepairConfig
+from rollart_envs.swe.config import FunctionRepairConfig
 from rollart_envs.swe.function_task import FunctionTask, Judgement, candidate_of
-from rollart_envs.swe.judging import expect_gold, judge_answer
-from rollart_envs.swe.taskbook import function_tasks
+from rollart_envs.swe.judging import Interpreter, expect_gold, find_python, judge_answer
+from rollart_envs.swe.taskbook import function_tasks, own_file
 
 _RESTORE_S: Final = 5.0
 ASK = "Answer with the whole mended function in one ```python block.\n"
@@ -35,28 +32,11 @@ class FunctionRepairEnv(BoxEnv):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
 
-    def __init__(
-        self,
-        *,
-        sandbox: PluginRef | dict[str, Any] | str = "docker",
-        pool: PoolOptions | dict[str, Any] | None = None,
-        tasks: str | Path | None = None,
-        num_attempts: int = 3,
-        test_timeout_s: float = 10.0,
-        python: str = BOX_PYTHON,
-    ) -> None:
-        self.config = FunctionRepairConfig.model_validate(
-            {
-                "sandbox": sandbox,
-                "pool": pool or {},
-                "tasks": tasks,
-                "num_attempts": num_attempts,
-                "test_timeout_s": test_timeout_s,
-                "python": python,
-            }
-        )
+    def __init__(self, **options: Any) -> None:
+        self.config = FunctionRepairConfig.model_validate(options)
         super().__init__(box_source(self.config.sandbox, self.config.pool))
-        self._book = function_tasks(self.config.tasks or _own_tasks())
+        self._book = function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
+        self._interpreter = Interpreter(self.config.python, self.config.test_timeout_s)
         self._task: FunctionTask | None = None
         self._attempts = 0
         self._over = True
@@ -124,13 +104,12 @@ class FunctionRepairEnv(BoxEnv):
         if name not in candidate:
             return Judgement("failed", told=f"your answer does not define `{name}`")
         box = await self._clean_box()
+        if not self._interpreter.path:
+            self._interpreter = replace(self._interpreter, path=await find_python(box))
         self._is_used = True
-        python, timeout_s = self.config.python, self.config.test_timeout_s
-        judgement = await judge_answer(
-            box, self.task, candidate, python=python, timeout_s=timeout_s
-        )
+        judgement = await judge_answer(box, self.task, candidate, self._interpreter)
         if judgement.verdict == "error":
-            await expect_gold(self._boxes, self.task, python=python, timeout_s=timeout_s)
+            await expect_gold(self._boxes, self.task, self._interpreter)
             self._clean = None
         return judgement
 
@@ -170,7 +149,3 @@ def _failed(judgement: Judgement, left: int) -> str:
 
 def _answer(code: str) -> str:
     return f"```python\n{code.strip()}\n```"
-
-
-def _own_tasks() -> Path:
-    return Path(str(resources.files(__package__))) / "function_tasks.jsonl"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -29,8 +30,36 @@ SILENCED: Final = "it stopped the judge"
 _CLEAN_ENV: Final[Mapping[str, str]] = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What runs a hidden test."""
+
+    path: str
+    """A Python, absolute in the box."""
+    timeout_s: float
+
+
+async def find_python(box: Sandbox) -> str:
+    """Return the absolute path of the ``python3`` on the PATH of a box nothing has run in.
+
+    Raises:
+        SandboxFailure: There is none; a retry cannot help.
+    """
+    code = "import sys; print(sys.executable)"
+    result = await box.exec(("python3", "-I", "-S", "-c", code), timeout_s=_GRACE_S)
+    path = result.stdout.decode(errors="replace").strip()
+    if result.exit_code == 0 and path.startswith("/"):
+        return path
+    failure = SandboxFailure(
+        "the box has no python3 on its PATH: set the option python, or take another image",
+        boundary="swe.python",
+    )
+    failure.retryable = False
+    raise failure
+
+
 async def judge_answer(
-    box: Sandbox, task: FunctionTask, candidate: str, *, python: str, timeout_s: float
+    box: Sandbox, task: FunctionTask, candidate: str, interpreter: Interpreter
 ) -> Judgement:
     """Run the hidden test on a candidate.
 
@@ -38,16 +67,15 @@ async def judge_answer(
         box: A box; what the candidate leaves in it is the caller's affair.
         task: The task.
         candidate: The agent's source.
-        python: Absolute path in the box.
-        timeout_s: For the test.
+        interpreter: What runs it, and for how long.
 
     Raises:
         SandboxFailure: The box is gone.
     """
-    nonce = secrets.token_hex(16)
+    nonce, timeout_s = secrets.token_hex(16), interpreter.timeout_s
     try:
         result = await box.exec(
-            (python, "-I", "-S", "-B", "-c", function_judge.BOOTSTRAP, _judge_source()),
+            (interpreter.path, "-I", "-S", "-B", "-c", function_judge.BOOTSTRAP, _judge_source()),
             timeout_s=timeout_s + _GRACE_S,
             env=_CLEAN_ENV,
             stdin=task.request(candidate, nonce=nonce, timeout_s=timeout_s),
@@ -61,9 +89,7 @@ async def judge_answer(
     return Judgement("error", f"{found.reason} (exit code {result.exit_code}) {said}", SILENCED)
 
 
-async def expect_gold(
-    boxes: BoxSource, task: FunctionTask, *, python: str, timeout_s: float
-) -> None:
+async def expect_gold(boxes: BoxSource, task: FunctionTask, interpreter: Interpreter) -> None:
     """Raise unless the task's own solution passes in a fresh box.
 
     Raises:
@@ -71,7 +97,7 @@ async def expect_gold(
     """
     box = await boxes.take()
     try:
-        gold = await judge_answer(box, task, task.gold_code, python=python, timeout_s=timeout_s)
+        gold = await judge_answer(box, task, task.gold_code, interpreter)
     finally:
         await boxes.give_back(box)
     if gold.verdict != "passed":

@@ -20,7 +20,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -30,6 +30,7 @@ from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe import report_plugin
 from rollart_envs.swe.grade import Grade, grade
+from rollart_envs.swe.judging import find_python
 from rollart_envs.swe.logs import READERS, MarkersMissing, Statuses, between_markers, marked
 from rollart_envs.swe.patch import (
     Applied,
@@ -44,7 +45,7 @@ from rollart_envs.swe.repository import TaskFailure, Tree
 from rollart_envs.swe.runs import TestRun, named_files, test_run
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.tools import cut_output
-from rollart_envs.swe.workspace import Needs, Workspace, take_box, unpack
+from rollart_envs.swe.workspace import Needs, Workspace, box_options, unpack
 
 TIMEOUT_S: Final = 1800.0
 LOG_CHARS: Final = 20_000
@@ -70,6 +71,11 @@ class Report:
     left_out: tuple[str, ...] = ()
     """Paths of the patch that were not applied, for they are not the patch's to change."""
 
+    @classmethod
+    def none(cls, task: RepairTask, why: str) -> Report:
+        """Return the report on what needs no run to be worth nothing."""
+        return cls(graded(task, {}), why=why)
+
 
 class _NoProof(Exception):
     """The run proves nothing; says why, and what was printed."""
@@ -82,7 +88,7 @@ class _NoProof(Exception):
 async def judge_patch(
     boxes: BoxSource,
     task: RepairTask,
-    tree: Tree,
+    tree: Tree | None,
     patch: str,
     needs: Needs,
     *,
@@ -93,7 +99,7 @@ async def judge_patch(
     Args:
         boxes: Where the box comes from.
         task: What it should mend.
-        tree: The repository at the base commit.
+        tree: The repository at the base commit; None: that of the task's image.
         patch: A unified diff; empty: as the repository stands.
         needs: The interpreter and packages of the task (``needs_of``).
         timeout_s: For the tests.
@@ -104,11 +110,13 @@ async def judge_patch(
     """
     began = time.monotonic()
     wanted, left_out = acceptable(task, patch)
-    box = await take_box(boxes, task, needs)
+    box = await boxes.take(**box_options(boxes, task, needs))
     statuses: Statuses = {}
     why = log = ""
     try:
         workspace = await unpack(box, task, tree)
+        if not needs.python:
+            needs = replace(needs, python=await find_python(box))
         await _put_in(box, task, workspace, wanted)
         statuses, log = await _run(box, task, workspace, needs, timeout_s)
     except _NoProof as found:
@@ -195,7 +203,7 @@ async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: s
 
 
 async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
-    path = f"{PurePosixPath(workspace.repo_dir).parent}/{name}.patch"
+    path = f"{workspace.scratch}/{name}.patch"
     return await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
 
 
@@ -212,7 +220,7 @@ async def _reported(
     box: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
 ) -> tuple[Statuses, str]:
     nonce, repo = secrets.token_hex(16), PurePosixPath(workspace.repo_dir)
-    folder = f"{repo.parent}/rollart-{secrets.token_hex(8)}"
+    folder = f"{workspace.scratch}/rollart-{secrets.token_hex(8)}"
     await box.write_file(f"{folder}/run_tests.py", _reporter())
     order = {
         "nonce": nonce,

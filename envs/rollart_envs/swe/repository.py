@@ -5,7 +5,9 @@ archive of files without history. Never: runs a repository's hooks, filters or a
 to a mirror, or lets history out: the fix is in it.
 
 A mirror of ``owner/name`` is looked for as ``owner__name``, ``owner/name`` and ``name``, bare or
-not, with or without ``.git``. A folder that is no git repository is taken as it stands.
+not, with or without ``.git``. A folder that is no git repository is taken as it stands. A row may
+hold its files itself (``files``: path -> text), and one that names an ``image`` needs no mirror:
+its repository is in there, at ``/testbed``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -53,12 +55,20 @@ class Tree:
     """A ``.tar.gz``."""
 
 
-def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree:
+def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree | None:
     """Return a task's tree at its base commit; it blocks while git runs.
+
+    Returns:
+        None where the tree is in the task's image.
 
     Raises:
         TaskFailure: There is no such repository or commit.
     """
+    files = task.extra.get("files")
+    if files is not None:
+        return _of_row(task, files)
+    if task.image is not None and (repos_dir is None or not repos_dir.is_dir()):
+        return None
     folder = find_repository(task, repos_dir)
     with _exporting:  # many episodes of one task begin together; one export serves them
         if not _is_git(folder):
@@ -121,6 +131,15 @@ def _blobs(folder: Path, shas: list[str]) -> Iterator[bytes]:
             raise OSError(f"{folder}: the object {sha} is missing")
         yield reader.read(int(head[2]))
         reader.read(1)
+
+
+def _of_row(task: RepairTask, files: object) -> Tree:
+    if not isinstance(files, Mapping) or not files:
+        raise _failure(task, "files has to map paths to texts")
+    for path, text in files.items():
+        if not isinstance(text, str) or path.startswith("/") or ".." in path.split("/"):
+            raise _failure(task, f"files: {path!r} is no path of the repository with its text")
+    return _packed((path, "100644", text.encode()) for path, text in files.items())
 
 
 def _of_folder(folder: Path) -> Tree:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -109,6 +110,11 @@ def repair_tasks(path: Path) -> TaskBook[RepairTask]:
         UserError: The file cannot be read or holds no task.
     """
     return _repair_tasks(*_stamp(path))
+
+
+def own_file(name: str) -> Path:
+    """Return the path of a task file that comes with RollArt."""
+    return Path(str(resources.files(__package__))) / name
 
 
 def _stamp(path: Path) -> tuple[Path, int, int]:

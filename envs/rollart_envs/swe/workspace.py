@@ -1,14 +1,15 @@
 """A task's repository in a box.
 
 Takes: a box that has started, and the tree at the base commit. Gives: a :class:`Workspace`, a git
-repository with one commit. Never: brings the repository's own history into the box.
+repository with one commit. Never: brings the repository's own history into the box, or leaves that
+of an image there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rollart_core.boxes.source import BoxSource
@@ -19,12 +20,20 @@ from rollart_envs.swe.task import RepairTask
 
 ARCHIVE: Final = "base.tar.gz"
 _UNPACK_S: Final = 300.0
-_UNPACK: Final = """
+IMAGE_REPO: Final = "/testbed"
+_FROM_ARCHIVE: Final = """
 set -e
 mkdir repo
 tar -xzf base.tar.gz -C repo
 rm base.tar.gz
 cd repo
+"""
+_FROM_IMAGE: Final = f"""
+set -e
+cd {IMAGE_REPO}
+rm -rf .git
+"""
+_COMMIT: Final = """
 git init -q .
 git add --all --force .
 git -c user.name=base -c user.email=base@localhost -c commit.gpgsign=false \
@@ -32,6 +41,13 @@ git -c user.name=base -c user.email=base@localhost -c commit.gpgsign=false \
 git rev-parse HEAD
 pwd
 """
+_DATE: Final = "2020-01-01T00:00:00Z"
+"""Of the commit, so that its hash follows from the files alone."""
+_IMAGE_OPTIONS: Final[Mapping[str, object]] = {
+    "writable_root": True,
+    "user": "0:0",
+    "snapshot_paths": [IMAGE_REPO],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,8 @@ class Workspace:
     repo_dir: str
     base: str
     """Its one commit."""
+    scratch: str
+    """A folder for files that are no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ class Needs:
     """What a task needs besides its repository."""
 
     python: str
-    """Absolute path in the box."""
+    """Absolute path in the box; empty: the ``python3`` on its PATH."""
     python_path: tuple[str, ...] = ()
     """Folders with installed packages, readable in the box."""
     source_path: tuple[str, ...] = ()
@@ -90,33 +108,41 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     )
 
 
-async def take_box(boxes: BoxSource, task: RepairTask, needs: Needs) -> Sandbox:
-    """Take a box in which what the task needs can be read."""
+def box_options(boxes: BoxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
+    """Return what a box for the task has to be told, besides the source's own options."""
     options: dict[str, object] = {}
     if needs.python_path:
         given = boxes.options.get("ro_binds", [])
         options["ro_binds"] = list(dict.fromkeys((*given, *needs.python_path)))
     if task.image is not None:
-        options["image"] = task.image
-    return await boxes.take(**options)
+        options.update(image=task.image, **_IMAGE_OPTIONS)
+    return options
 
 
-async def unpack(box: Sandbox, task: RepairTask, tree: Tree) -> Workspace:
-    """Put a tree into a box and commit it.
+async def unpack(box: Sandbox, task: RepairTask, tree: Tree | None) -> Workspace:
+    """Put a tree into a box, or take the one of its image, and commit it.
 
     Raises:
         SandboxFailure: The box is gone, or has no room, no git or no tar.
     """
-    await box.write_file(ARCHIVE, tree.archive)
-    result = await box.exec(("sh", "-c", _UNPACK), timeout_s=_UNPACK_S)
+    if tree is not None:
+        await box.write_file(ARCHIVE, tree.archive)
+    script = (_FROM_IMAGE if tree is None else _FROM_ARCHIVE) + _COMMIT
+    dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
+    result = await box.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=dates)
     lines = result.stdout.decode(errors="replace").split()
     if result.exit_code != 0 or result.timed_out or len(lines) != 2:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
-        raise SandboxFailure(
+        failure = SandboxFailure(
             f"{task.instance_id}: the repository could not be put into the box: {said}",
             boundary="swe.unpack",
         )
-    return Workspace(lines[1], lines[0])
+        failure.retryable = result.exit_code != 127  # no git in the image: take another
+        raise failure
+    base, repo_dir = lines
+    return Workspace(
+        repo_dir, base, "/tmp" if tree is None else str(PurePosixPath(repo_dir).parent)
+    )
 
 
 def _texts(task: RepairTask, name: str) -> tuple[str, ...]:
