@@ -7,6 +7,7 @@ host what came out of a box.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import tempfile
@@ -74,7 +75,8 @@ class AgentSandbox(Sandbox):
         try:
             await self._start()
         except BaseException:
-            await asyncio.shield(self.close())
+            with contextlib.suppress(SandboxFailure):
+                await asyncio.shield(self.close())
             raise
 
     async def _start(self) -> None:
@@ -203,19 +205,25 @@ class AgentSandbox(Sandbox):
         await self._up().forward(path, target)
 
     async def close(self) -> None:
-        """Take the box down; may be called twice."""
+        """Take the box down; may be called twice.
+
+        Raises:
+            SandboxFailure: When something of it may be left, which is what a reaper is for.
+        """
         process, self._process = self._process, None
-        if process is not None:
-            if self._connection is not None:
-                await self._connection.close()
-            elif process.stdin is not None:
-                process.stdin.close()
-            await _end(process)
-        if self._listening is not None:
-            await asyncio.gather(self._listening, return_exceptions=True)
-        await self._gone()
-        if self._snapshots is not None:
-            shutil.rmtree(self._snapshots, ignore_errors=True)
+        try:
+            if process is not None:
+                if self._connection is not None:
+                    await self._connection.close()
+                elif process.stdin is not None:
+                    process.stdin.close()
+                await _end(process)
+        finally:
+            if self._listening is not None:
+                await asyncio.gather(self._listening, return_exceptions=True)
+            await self._gone()
+            if self._snapshots is not None:
+                shutil.rmtree(self._snapshots, ignore_errors=True)
 
     def _command(
         self,

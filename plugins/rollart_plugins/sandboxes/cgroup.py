@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import uuid
 from pathlib import Path
 from typing import Final
@@ -99,6 +100,19 @@ def memory_used_bytes(group: Path) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             return int((group / key).read_text())
     return None
+
+
+def end_group(group: Path) -> bool:
+    """Kill all that is in a group; return False where that may not be done."""
+    try:
+        for pid in map(int, (group / "cgroup.procs").read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _own_group(controller: str) -> tuple[Path | None, bool]:

@@ -73,7 +73,7 @@ class DockerConfig(BoxConfig):
     """Whether an image that is not on the machine is fetched."""
     memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
     """Most memory of the box in all, what lies in its folders included."""
-    cpus: Annotated[float, Field(gt=0)] | None = None
+    cpus: Annotated[float, Field(ge=0.01)] | None = None
     """Processor seconds a second."""
     num_pids: Annotated[int, Field(ge=8)] = 256
     """Most processes and threads at once."""

@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes.cgroup import end_group, memory_group
 from rollart_plugins.sandboxes.engine import Engine, EngineError
 
 _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1
-_REMOVED_S: Final = 30.0
+_REMOVED_S: Final = 10.0
+_UNDO_S: Final = 10.0
+
+T = TypeVar("T")
 
 
 class Container:
@@ -31,6 +36,8 @@ class Container:
     ) -> None:
         self.name = name
         self.pid = 0
+        self.group: Path | None = None
+        """Its cgroup, where it is on this machine."""
         self._engine = engine
         self._killing: asyncio.Task[None] | None = None
         reader, self.stdin = pipes
@@ -53,30 +60,28 @@ class Container:
             EngineError: When it cannot be made or started; then it is not there.
             SandboxFailure: When the engine does not answer.
         """
-        await engine.ask(
-            "POST",
-            "/containers/create",
-            query={"name": name},
-            body=settings,
-            timeout_s=timeout_s,
+        query = {"name": name}
+        making = asyncio.create_task(
+            engine.ask("POST", "/containers/create", query=query, body=settings)
         )
         writer = None
         try:
+            await within(timeout_s, asyncio.shield(making))
             # Before it starts, so that nothing it says is lost: it keeps no log.
             reader, writer = await engine.attach(name)
-            await engine.ask("POST", f"/containers/{name}/start", timeout_s=timeout_s)
+            await within(timeout_s, engine.ask("POST", f"/containers/{name}/start"))
             return cls(engine, name, (reader, writer))
         except BaseException:
             if writer is not None:
                 writer.close()
-            with contextlib.suppress(SandboxFailure):
-                await asyncio.shield(remove(engine, name))
+            await asyncio.shield(_undo(engine, name, making))
             raise
 
     async def inspect(self) -> dict[str, Any]:
-        """Return what the engine knows of it, and keep its process id."""
+        """Return what the engine knows of it, and keep its process id and its cgroup."""
         known: dict[str, Any] = await self._engine.ask("GET", f"/containers/{self.name}/json")
         self.pid = int(known["State"]["Pid"])
+        self.group = memory_group(self.pid, holding=str(known["Id"]))
         return known
 
     def kill(self) -> None:
@@ -85,12 +90,21 @@ class Container:
             self._killing = asyncio.create_task(remove(self._engine, self.name))
 
     async def wait(self) -> int:
-        """Wait until it is removed; an engine that is gone has taken it along, or will."""
-        with contextlib.suppress(SandboxFailure):
-            if self._killing is not None:
-                await self._killing
-            await gone(self._engine, self.name)
+        """Wait until it is removed; where the engine is gone, end it without.
+
+        Raises:
+            SandboxFailure: When neither can be done. An engine that comes back removes it.
+        """
         self.stdout.end()
+        try:
+            async with asyncio.timeout(_REMOVED_S):
+                if self._killing is not None:
+                    await self._killing
+                await gone(self._engine, self.name)
+        except (SandboxFailure, TimeoutError) as e:
+            if self.group is None or not end_group(self.group):
+                message = f"container {self.name} may be left: {e or 'its engine does not answer'}"
+                raise SandboxFailure(message, boundary="sandbox.close") from e
         return 0
 
 
@@ -114,10 +128,32 @@ async def gone(engine: Engine, name: str) -> None:
     try:
         query = {"condition": "removed"}
         path = f"/containers/{name}/wait"
-        await engine.ask("POST", path, query=query, timeout_s=_REMOVED_S)
+        await engine.ask("POST", path, query=query)
     except EngineError as e:
         if e.status != 404:
             raise
+
+
+async def within(timeout_s: float, work: Awaitable[T]) -> T:
+    """Await what an engine does, at most for a time.
+
+    Raises:
+        SandboxFailure: When the time is over.
+    """
+    try:
+        return await asyncio.wait_for(work, timeout_s)
+    except TimeoutError as e:
+        message = f"the Docker engine did not start the box within {timeout_s:g} s"
+        raise SandboxFailure(message, boundary="sandbox.start") from e
+
+
+async def _undo(engine: Engine, name: str, making: asyncio.Task[Any]) -> None:
+    """Remove a container that an engine may be making still; the sweep removes what is missed."""
+    with contextlib.suppress(SandboxFailure, TimeoutError):
+        async with asyncio.timeout(_UNDO_S):
+            with contextlib.suppress(SandboxFailure):
+                await asyncio.shield(making)
+            await remove(engine, name)
 
 
 class _Frames:
@@ -146,5 +182,5 @@ class _Frames:
         return given
 
     def end(self) -> None:
-        """Let go of who reads stderr."""
+        """Let go of who reads stderr; may be called twice."""
         self._stderr.feed_eof()

@@ -18,7 +18,7 @@ from rollart_core.contracts.host import Finding
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes import docker_host
 from rollart_plugins.sandboxes.box import AgentSandbox
-from rollart_plugins.sandboxes.cgroup import memory_group, memory_used_bytes
+from rollart_plugins.sandboxes.cgroup import end_group, memory_used_bytes
 from rollart_plugins.sandboxes.config import BoxConfig, DockerConfig
 from rollart_plugins.sandboxes.connection import bootstrap
 from rollart_plugins.sandboxes.container import Container, remove
@@ -28,6 +28,7 @@ from rollart_plugins.sandboxes.engine import Engine, EngineError, unfit
 WORK: Final = "/work"
 _TMP: Final = "/tmp"
 _SHM: Final = "/dev/shm"
+_MISTAKES: Final = ("operation not permitted", "invalid argument")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -41,7 +42,8 @@ class DockerSandbox(AgentSandbox):
         super().__init__(**options)
         assert isinstance(self._config, DockerConfig)
         self._options = self._config
-        self._name = f"{PREFIX}{uuid.uuid4().hex}"
+        self.name = f"{PREFIX}{uuid.uuid4().hex}"
+        """What its container is called."""
         self._about: dict[str, Any] = {}
         self._image_env: dict[str, str] = {}
         self._has_quota = False
@@ -80,7 +82,7 @@ class DockerSandbox(AgentSandbox):
         image = await docker_host.image(engine, self._options)
         env = image["Config"].get("Env") or []
         self._image_env = dict(entry.split("=", 1) for entry in env if "=" in entry)
-        self.leaves("container", f"{engine.host} {self._name}")
+        self.leaves("container", f"{engine.host} {self.name}")
         volumes = list(image["Config"].get("Volumes") or {})
         settings = self._settings(volumes)
         try:
@@ -94,7 +96,7 @@ class DockerSandbox(AgentSandbox):
             held = {**settings["HostConfig"], "StorageOpt": {"size": str(self._options.disk_bytes)}}
             try:
                 container = await Container.run(
-                    engine, self._name, {**settings, "HostConfig": held}, timeout_s=timeout_s
+                    engine, self.name, {**settings, "HostConfig": held}, timeout_s=timeout_s
                 )
             except EngineError as e:
                 if "storage" not in e.said:  # only some storage drivers can hold a size
@@ -102,7 +104,7 @@ class DockerSandbox(AgentSandbox):
             else:
                 self._has_quota = True
                 return container
-        return await Container.run(engine, self._name, settings, timeout_s=timeout_s)
+        return await Container.run(engine, self.name, settings, timeout_s=timeout_s)
 
     def _settings(self, volumes: Sequence[str]) -> dict[str, Any]:
         """Return the container that is asked for, in the words of the Engine API."""
@@ -148,14 +150,14 @@ class DockerSandbox(AgentSandbox):
         """Learn who the agent is on the host; it waits for its source, so nothing has run yet."""
         assert isinstance(self._process, Container)
         try:
-            known = await self._process.inspect()
+            await self._process.inspect()
         except EngineError as e:
             if e.status != 404:
                 raise
             message = f"the container ended as it began{await self._explain()}"
             raise unfit(f"{message}: is {self._options.python} a Python 3.8 or newer?") from e
         self.agent_pid = self._process.pid
-        self._group = memory_group(self.agent_pid, holding=str(known["Id"]))
+        self._group = self._process.group
         if self._group is not None:
             self.leaves("usage", str(self._group))
 
@@ -181,10 +183,11 @@ class DockerSandbox(AgentSandbox):
                 await remove(Engine(host), name)
             except EngineError as e:
                 faults.append(f"container {name}: {e.said}")
-            except SandboxFailure:
-                # No engine, no container: its stdin ended with the process that was killed, and
-                # an engine that comes back removes what has ended, or the sweep does.
-                continue
+            except SandboxFailure as e:
+                # What does not run any more is removed by its engine, when that comes back.
+                groups = map(Path, left.get("usage", ()))
+                if not all(end_group(group) for group in groups):
+                    faults.append(f"container {name}: {e}")
         return faults
 
     @classmethod
@@ -253,6 +256,6 @@ def _mended(error: EngineError, options: DockerConfig, about: Mapping[str, Any])
             f"the image {options.image} has no {options.python}: take an image with Python 3.8 or "
             "newer, or say where it is with the option python"
         )
-    if error.status == 400:
+    if error.status == 400 or any(mistake in said for mistake in _MISTAKES):
         return unfit(str(error))
     return error

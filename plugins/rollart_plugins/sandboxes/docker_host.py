@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from rollart_core.boxes.owner import OWNER_LABEL, is_orphan
 from rollart_core.contracts.host import Finding
@@ -67,10 +68,12 @@ async def image(engine: Engine, options: DockerConfig) -> dict[str, Any]:
 
 async def _image(engine: Engine, name: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = await engine.ask("GET", f"/images/{name}/json")
+        found: dict[str, Any] = await engine.ask("GET", f"/images/{quote(name)}/json")
     except EngineError as e:
         if e.status == 404:
             return None
+        if e.status == 400:
+            raise unfit(f"{name!r} is no name of an image: {e.said}") from e
         raise
     return found
 

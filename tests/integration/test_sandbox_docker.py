@@ -1,0 +1,428 @@
+"""Boxes of a Docker engine: what only they have, and every way in which an engine fails them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_walls import IMAGE, IN_DOCKER, MIB, no_docker, opened
+
+from rollart_core.boxes.owner import HOST_LABEL, OWNER_LABEL, labels, owner_mark
+from rollart_core.check.parts import check_part
+from rollart_core.errors import SandboxFailure
+from rollart_core.testing import assert_checks
+from rollart_plugins.sandboxes import docker_host
+from rollart_plugins.sandboxes.docker import DockerSandbox
+from rollart_plugins.sandboxes.engine import Engine, EngineError
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture(autouse=True)
+def _needs_docker() -> None:
+    if why := no_docker():
+        pytest.skip(why)
+
+
+def sh(text: str) -> list[str]:
+    return ["/bin/sh", "-c", text]
+
+
+async def names(engine: Engine, owner: str = "") -> list[str]:
+    """Return the containers of a process, by default this one."""
+    query = {"all": 1, "filters": {"label": [f"{OWNER_LABEL}={owner or owner_mark()}"]}}
+    return [c["Names"][0][1:] for c in await engine.ask("GET", "/containers/json", query=query)]
+
+
+def test_keeps_its_contract(tmp_path) -> None:
+    assert_checks(check_part("sandboxes", "docker", tmp_path, IN_DOCKER))
+
+
+def test_nobody_without_any_right() -> None:
+    command = (
+        "id -u; grep -hoE '(Cap...|Seccomp|NoNewPrivs):.*' /proc/self/status; "
+        "for p in /x /etc/x /proc/sysrq-trigger /proc/sys/kernel/hostname /sys/power/state "
+        "/sys/fs/cgroup/x /sys/fs/cgroup/memory/memory.limit_in_bytes /proc/1/oom_score_adj; "
+        "do echo 1 > $p; done"
+    )
+
+    async def main() -> None:
+        async with opened("docker") as box:
+            result = await box.exec(sh(command), timeout_s=30)
+            uid, *rest = result.stdout.decode().splitlines()
+            held = dict(line.split(":\t") for line in rest)
+            assert (uid, held["NoNewPrivs"], held["Seccomp"]) == ("1000", "1", "2")
+            assert {held[f"Cap{which}"] for which in ("Inh", "Prm", "Eff", "Bnd")} == {"0" * 16}
+            assert result.stderr.count(b"cannot create") == 8
+            for tool in ("mount -t tmpfs t /tmp", "unshare -r id", "dmesg", "chroot / id"):
+                assert (await box.exec(sh(tool), timeout_s=30)).exit_code != 0
+
+    asyncio.run(main())
+
+
+def test_limits_are_the_engines_and_the_figures_are_there() -> None:
+    async def main() -> None:
+        limits = {"memory_bytes": 200 * MIB, "num_pids": 77, "cpus": 0.5, "num_open_files": 99}
+        async with opened("docker", **limits) as box:
+            assert isinstance(box, DockerSandbox)
+            known = await Engine().ask("GET", f"/containers/{box.name}/json")
+            host = known["HostConfig"]
+            held = box.enforced_by
+            assert (held["disk_bytes"], held["root_bytes"]) == ("tmpfs", "read-only")
+            assert host["Memory"] == 200 * MIB if held["memory_bytes"] else True
+            assert host["PidsLimit"] == 77 if held["num_pids"] else True
+            assert host["NanoCpus"] == 500_000_000 if held["cpus"] else True
+            assert (host["NetworkMode"], host["LogConfig"]["Type"]) == ("none", "none")
+            shown = await box.exec(sh("ulimit -n; ulimit -c"), timeout_s=30)
+            assert shown.stdout == b"99\n0\n"
+            before = box.memory_used_bytes
+            await box.exec(sh("head -c 50000000 /dev/zero > big"), timeout_s=30)
+            after = box.memory_used_bytes
+            assert before is not None
+            assert after is not None
+            assert 40 * MIB < after - before < 80 * MIB
+
+    asyncio.run(main())
+
+
+def test_a_box_over_its_memory_loses_the_command_and_lives() -> None:
+    async def main() -> None:
+        async with opened("docker", memory_bytes=64 * MIB, disk_bytes=512 * MIB) as box:
+            filled = await box.exec(sh("head -c 300000000 /dev/zero > big"), timeout_s=60)
+            assert filled.exit_code == 137
+            await box.exec(["rm", "big"], timeout_s=30)
+            assert (await box.exec(["echo", "on"], timeout_s=30)).stdout == b"on\n"
+
+    asyncio.run(main())
+
+
+def test_a_writable_root_is_the_boxs_own_and_in_its_snapshots(tmp_path) -> None:
+    (tmp_path / "shown").write_text("shown")
+
+    async def main() -> None:
+        options = {"writable_root": True, "user": "0:0", "snapshot_paths": ["/opt"]}
+        async with opened("docker", **options, ro_binds=[str(tmp_path)]) as box:
+            await box.exec(sh("echo 1 > /opt/kept; echo 1 > /etc/rollart-x"), timeout_s=30)
+            kept = await box.snapshot()
+            await box.exec(
+                sh("echo 2 > /opt/kept; echo 2 > /opt/more; rm -r /usr/share"), timeout_s=30
+            )
+            await box.restore(kept)
+            assert await box.read_file("/opt/kept") == b"1\n"
+            with pytest.raises(FileNotFoundError):
+                await box.read_file("/opt/more")
+            assert (await box.exec(["ls", "/usr/share"], timeout_s=30)).exit_code == 2
+            assert await box.read_file(f"{tmp_path}/shown") == b"shown"
+            with pytest.raises(OSError, match="Read-only"):
+                await box.write_file(f"{tmp_path}/shown", b"spoilt")
+        async with opened("docker", **options) as other:
+            with pytest.raises(FileNotFoundError):
+                await other.read_file("/etc/rollart-x")
+            assert (await other.exec(["ls", "/usr/bin/env"], timeout_s=30)).exit_code == 0
+            assert other.enforced_by["root_bytes"] in {"", "storage"}  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert not Path("/etc/rollart-x").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"image": "rollart-no-such-image"}, "there is no image 'rollart-no-such-image'"),
+        ({"image": "Not A Name"}, "is no name of an image"),
+        ({"python": "/usr/bin/no-python"}, "has no /usr/bin/no-python: take an image with Python"),
+        ({"runtime": "no-runsc"}, "no runtime 'no-runsc': install it"),
+        ({"ro_binds": ["/no-such-folder"]}, "does not exist: /no-such-folder"),
+        ({"host": "unix:///no-such.sock"}, "no Docker engine answers at unix:///no-such.sock"),
+        ({"host": "ssh://somewhere"}, "is no address of a Docker engine"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_line_and_not_tried_again(options, said) -> None:
+    async def main() -> list[str]:
+        with pytest.raises(SandboxFailure, match=said) as raised:
+            async with opened("docker", **options):
+                pass
+        assert not raised.value.retryable
+        assert "\n" not in str(raised.value)
+        return await names(Engine())
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_start_that_is_given_up_leaves_no_container() -> None:
+    async def main() -> list[str]:
+        for share in (0.02, 0.1, 0.3):
+            box = DockerSandbox(**IN_DOCKER)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(share * 0.5):
+                    await box.start()
+                    await asyncio.sleep(10)
+            await box.close()
+        with pytest.raises(SandboxFailure, match=r"within 0\.001 s"):
+            async with opened("docker", start_timeout_s=0.001):
+                pass
+        return await names(Engine())
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_container_is_gone_when_its_host_is_killed() -> None:
+    code = f"""
+import asyncio
+from rollart_core.boxes.owner import owner_mark
+from rollart_plugins.sandboxes.docker import DockerSandbox
+async def main():
+    box = DockerSandbox(image={IMAGE!r}, pull="never")
+    await box.start()
+    asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
+    await asyncio.sleep(0)  # the agent takes calls in their order
+    await box.exec(["true"], timeout_s=30)
+    print(box.agent_pid, owner_mark(), flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+    host = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    agent, owner = host.stdout.readline().split()
+    assert asyncio.run(names(Engine(), owner)) != []
+    host.send_signal(signal.SIGKILL)
+    host.communicate()
+    while Path("/proc", agent).exists() or asyncio.run(names(Engine(), owner)):
+        time.sleep(0.02)  # the test's timeout ends the wait
+
+
+async def made(**more: str) -> str:
+    """Make a container that was never started, as a process that was killed leaves it."""
+    name = f"rollart-{uuid.uuid4().hex}"
+    settings = {"Image": IMAGE, "Cmd": ["true"], "Labels": {**labels(), **more}}
+    await Engine().ask("POST", "/containers/create", query={"name": name}, body=settings)
+    return name
+
+
+async def is_there(name: str) -> bool:
+    try:
+        await Engine().ask("GET", f"/containers/{name}/json")
+    except EngineError as e:
+        assert e.status == 404  # noqa: PT017 - which refusal it is
+        return False
+    return True
+
+
+def test_what_dead_owners_left_is_swept_and_nothing_else(monkeypatch) -> None:
+    monkeypatch.setattr(docker_host, "_OVERDUE_S", 0.0)
+    dead = owner_mark().partition(":")[0] + ":1"
+
+    async def main() -> None:
+        orphan = await made(**{OWNER_LABEL: dead})
+        mine = await made()
+        far = {OWNER_LABEL: dead, HOST_LABEL: "another machine"}
+        others = await made(**far, **{docker_host.TTL_LABEL: "3600"})
+        overdue = await made(**far, **{docker_host.TTL_LABEL: "-5"})
+        try:
+            removed = " ".join(await DockerSandbox.sweep())
+            assert (orphan in removed, overdue in removed) == (True, True)
+            there = [await is_there(name) for name in (orphan, overdue, mine, others)]
+            assert there == [False, False, True, True]
+        finally:
+            faults = await DockerSandbox.remove({"container": [noted(mine), noted(others)]})
+        assert faults == []
+        assert [await is_there(name) for name in (mine, others)] == [False, False]
+
+    asyncio.run(main())
+
+
+def noted(name: str) -> str:
+    return f"{Engine().host} {name}"
+
+
+def test_removing_is_for_containers_of_ours_alone_and_may_be_repeated() -> None:
+    async def main() -> None:
+        assert await DockerSandbox.remove({"container": [noted("rollart-gone")]}) == []
+        assert await DockerSandbox.remove({"container": ["unix:///no.sock rollart-x"]}) == []
+        (fault,) = await DockerSandbox.remove({"container": [noted("somebody-elses")]})
+        assert "not a container of ours" in fault
+
+    asyncio.run(main())
+
+
+def test_a_box_notes_what_it_leaves_before_it_is_made() -> None:
+    class Noted:
+        def __init__(self) -> None:
+            self.labels = labels("line-7")
+            self.left: dict[str, str] = {}
+
+        def leaves(self, kind: str, what: str) -> None:
+            self.left[kind] = what
+
+    line = Noted()
+
+    async def main() -> None:
+        box = DockerSandbox(**IN_DOCKER)
+        box.line = line
+        await box.start()
+        try:
+            host, name = line.left["container"].split()
+            known = await Engine(host).ask("GET", f"/containers/{name}/json")
+            assert known["Config"]["Labels"]["rollart.ledger"] == "line-7"
+            assert float(known["Config"]["Labels"]["rollart.ttl"]) == 3600
+            assert Path(line.left["usage"]).is_dir()
+        finally:
+            await box.close()
+
+    asyncio.run(main())
+
+
+def test_the_doctor_hears_what_the_engine_holds(monkeypatch) -> None:
+    found = {finding.what: finding for finding in asyncio.run(DockerSandbox.examine())}
+    assert found["engine"].state == "ok"
+    assert {"memory", "pids", "cpu", "seccomp", "users", "image", "runtimes"} <= set(found)
+    assert all(finding.mend for finding in found.values() if finding.state != "ok")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no-such.sock")
+    (bad,) = asyncio.run(DockerSandbox.examine())
+    assert (bad.state, "start it" in bad.mend) == ("bad", True)
+
+
+@pytest.mark.parametrize("count", [16, 50])
+def test_many_boxes_in_one_process_at_once(count) -> None:
+    async def main() -> list[str]:
+        starts = asyncio.Semaphore(8)
+        boxes = [DockerSandbox(**IN_DOCKER, memory_bytes=64 * MIB) for _ in range(count)]
+
+        async def up(box: DockerSandbox) -> None:
+            async with starts:
+                await box.start()
+
+        try:
+            await asyncio.gather(*(up(box) for box in boxes))
+            for _ in range(3):
+                said = await asyncio.gather(
+                    *(box.exec(["echo", box.name], timeout_s=60) for box in boxes)
+                )
+                assert [r.stdout.decode().strip() for r in said] == [box.name for box in boxes]
+            assert len(await names(Engine())) == count
+        finally:
+            await asyncio.gather(*(box.close() for box in boxes))
+        return await names(Engine())
+
+    assert asyncio.run(main()) == []
+
+
+@contextlib.contextmanager
+def engine_of_its_own() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Give an engine that may be killed: its address, and a list whose last is its process."""
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("only root can start an engine of its own, where dockerd is installed")
+    folder = Path(tempfile.mkdtemp(prefix="ra-", dir="/tmp"))  # a socket's path has to be short
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        begin(folder, started)
+        yield f"unix://{folder}/s", started
+    finally:
+        for process in started[-1:]:
+            process.terminate()
+            process.wait()
+        for shim in shims(folder):  # an engine that was killed could not end them
+            os.kill(shim, signal.SIGKILL)
+        for mounted in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (at := mounted.split()[1]).startswith(f"{folder}/"):
+                subprocess.run(["umount", "-l", at], check=True)
+        shutil.rmtree(folder)
+
+
+def shims(folder: Path) -> list[int]:
+    """Return what still runs of an engine that kept everything in ``folder``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
+
+
+def begin(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    again = f"{time.monotonic_ns()}"  # what an engine that was killed left there is in the way
+    paths = {"data-root": "data", "exec-root": f"exec{again}", "pidfile": f"pid{again}"}
+    argv = ["dockerd", "-H", f"unix://{folder}/s", "--bridge=none", "--iptables=false"]
+    argv += ["--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+    argv += [f"--{option}={folder}/{path}" for option, path in paths.items()]
+    with (folder / "log").open("ab") as log:
+        started.append(subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True))
+    while True:
+        assert started[-1].poll() is None, (folder / "log").read_text()[-2000:]
+        if asyncio.run(answers(f"unix://{folder}/s")):
+            return
+        time.sleep(0.1)  # the test's timeout ends the wait
+
+
+async def answers(host: str) -> bool:
+    try:
+        await Engine(host).ask("GET", "/version")
+    except SandboxFailure:
+        return False
+    return True
+
+
+def give_image(host: str) -> None:
+    """Copy the image for tests from the shared engine to another."""
+    ours, theirs = (h.removeprefix("unix://") for h in (Engine().host, host))
+    get = f"curl -fsS --unix-socket {ours} http://docker/images/{IMAGE}/get"
+    put = f"curl -fsS --unix-socket {theirs} -X POST -T - -o /dev/null http://docker/images/load"
+    subprocess.run(["/bin/bash", "-o", "pipefail", "-c", f"{get} | {put}"], check=True)
+
+
+def test_an_engine_that_dies_is_a_typed_failure_and_hangs_nothing() -> None:
+    with engine_of_its_own() as (host, started):
+        give_image(host)
+        folder = Path(host.removeprefix("unix://")).parent
+
+        async def dies() -> int:
+            box = DockerSandbox(**IN_DOCKER, host=host)
+            await box.start()
+            running = asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
+            writing = asyncio.create_task(box.write_file("x", bytes(64 * MIB)))
+            await asyncio.sleep(0)
+            await box.exec(["true"], timeout_s=30)
+            agent = box.agent_pid
+            assert agent is not None
+            started[-1].kill()
+            for call in (running, writing):
+                with pytest.raises(SandboxFailure, match="the box is gone") as raised:
+                    await call
+                assert raised.value.retryable
+            with pytest.raises(SandboxFailure, match="the box is gone"):
+                await box.exec(["true"], timeout_s=30)
+            await box.close()
+            with pytest.raises(SandboxFailure, match="no Docker engine answers") as raised:
+                await DockerSandbox(**IN_DOCKER, host=host).start()
+            assert raised.value.retryable  # it was there before, and may be again
+            return agent
+
+        agent = asyncio.run(dies())
+        started.pop().wait()
+        while Path("/proc", str(agent)).exists():  # nobody holds its stdin any more
+            time.sleep(0.02)
+        begin(folder, started)
+
+        async def comes_back() -> None:
+            box = DockerSandbox(**IN_DOCKER, host=host)
+            await box.start()
+            try:
+                assert (await box.exec(["echo", "on"], timeout_s=30)).stdout == b"on\n"
+                query = {"all": 1}
+                there = await Engine(host).ask("GET", "/containers/json", query=query)
+                assert [c["Names"][0][1:] for c in there] == [box.name]
+            finally:
+                await box.close()
+
+        asyncio.run(comes_back())
