@@ -163,16 +163,18 @@ class BoxPool:
             self._spawn(self._fill(needs), self._filling)
 
     async def _fill(self, needs: Mapping[str, object]) -> None:
-        """Put one box into the stock, if there is room; what others need goes out for it."""
-        others = [kept for kept in self._stock if kept.key != _key(needs)]
+        """Put one box into the stock, once there is room; what other needs had goes out for it."""
+        key = _key(needs)
+        others = [kept for kept in self._stock if kept.key != key]
         if len(self._stock) >= self._pool.warm and others:
             self._stock.remove(others[0])
             await self._closed(others[0])
         request = self._request(needs, extra_s=WARM_S)
         with contextlib.suppress(EpisodeError, OSError):  # the next take says what is wrong
-            line = await self._admission.admit_at_once(request)
-            if line is None:
-                return
+            while (line := await self._admission.admit_at_once(request)) is None:
+                await asyncio.sleep(_TEND_S)
+                if self._needs is None or _key(self._needs) != key:
+                    return
             kept = await self._started(line, needs, request.ttl_s)
             kept.since = time.monotonic()
             line.tell(is_idle=True)
