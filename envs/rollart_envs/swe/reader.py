@@ -69,6 +69,16 @@ def read_function_tasks(path: Path, *, strict: bool = False) -> Rows[FunctionTas
     return _read(path, function_task, "task_id", strict)
 
 
+def holds_functions(path: Path) -> bool:
+    """Return whether a file is in HumanEvalPack's format, by its first row.
+
+    Raises:
+        TaskFileError: The file cannot be read.
+    """
+    first = next((row for _, row in _rows(path) if not isinstance(row, RowError)), {})
+    return "entry_point" in first
+
+
 def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> Rows[T]:
     tasks: dict[str, T] = {}
     bad: list[BadRow] = []

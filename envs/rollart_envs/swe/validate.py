@@ -1,0 +1,185 @@
+"""Are the tasks of a file sound: does each one's own solution mend it, and does nothing else?
+
+Takes: a task file of either format, and where boxes come from. Gives: a :class:`Verdict` a row: the
+gold patch has to be FULL, and the repository (or function) as it stands NONE. Never: stops at a row
+that is bad, or calls a row sound that could not be judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from rollart_core.boxes.source import BoxSource
+from rollart_core.errors import EpisodeError, first_line
+from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.judging import Interpreter, find_python, judge_answer
+from rollart_envs.swe.reader import (
+    BadRow,
+    holds_functions,
+    read_function_tasks,
+    read_repair_tasks,
+)
+from rollart_envs.swe.repair_judge import TIMEOUT_S, Report, judge_patch
+from rollart_envs.swe.repository import base_tree
+from rollart_envs.swe.task import RepairTask, RowError
+from rollart_envs.swe.workspace import needs_of
+
+Result: TypeAlias = Literal["full", "partial", "none", "error"]
+FUNCTION_TIMEOUT_S: Final = 30.0
+_RETRIES: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one row."""
+
+    name: str
+    """Its id, or its place in the file where it has none."""
+    gold: Result
+    """Its own solution; ``error`` when it could not be judged."""
+    empty: Result
+    """Nothing done."""
+    wall_s: float = 0.0
+    why: str = ""
+    """What is wrong with it, on one line; empty when it is sound."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be used."""
+        return self.gold == "full" and self.empty == "none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    boxes: BoxSource
+    beside: Path
+    repos_dir: Path
+    python: str
+    timeout_s: float | None
+
+
+async def validate(
+    path: Path,
+    boxes: BoxSource,
+    *,
+    repos_dir: Path | None = None,
+    concurrency: int = 2,
+    python: str = "",
+    timeout_s: float | None = None,
+    on_row: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """Judge gold and nothing for each row of a file; on the boxes' loop (``loop.run``).
+
+    Args:
+        path: A task file of either format.
+        boxes: Where boxes come from.
+        repos_dir: Folder of the repositories; None: ``repos`` beside the file.
+        concurrency: Rows at once; each has one box at a time.
+        python: Absolute path in the box; empty: the ``python3`` on its PATH.
+        timeout_s: For the tests of one judgement; None: half an hour, or for a function 30 s.
+        on_row: Told each verdict as it comes.
+
+    Returns:
+        The verdicts in the order of the file, bad rows last.
+
+    Raises:
+        UserError: The file cannot be read or holds no task.
+    """
+    tasks, bad = _read(path)
+    order = _Order(boxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
+    free = asyncio.Semaphore(concurrency)
+
+    async def one(task: RepairTask | FunctionTask) -> Verdict:
+        async with free:
+            verdict = await _verdict(order, task)
+        on_row(verdict)
+        return verdict
+
+    running = [asyncio.create_task(one(task)) for task in tasks]
+    try:
+        verdicts = await asyncio.gather(*running)
+    except BaseException:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise
+    ended = [Verdict(row.name or f"row {row.row}", "error", "error", 0.0, str(row)) for row in bad]
+    for verdict in ended:
+        on_row(verdict)
+    return [*verdicts, *ended]
+
+
+async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
+    """Judge one row; what goes wrong is its verdict, unless no box starts at all."""
+    name = task.task_id if isinstance(task, FunctionTask) else task.instance_id
+    why = ""
+    for _ in range(1 + _RETRIES):
+        began = time.monotonic()
+        try:
+            if isinstance(task, FunctionTask):
+                gold, empty, why = await _function(order, task)
+            else:
+                gold, empty, why = await _repair(order, task)
+        except EpisodeError as error:
+            if error.boundary == "sandbox.start" and not error.retryable:
+                raise
+            why = first_line(str(error))
+            if not error.retryable:
+                break
+        except (OSError, RowError) as error:
+            why = first_line(f"{name}: {error}")
+            break
+        else:
+            return Verdict(name, gold, empty, time.monotonic() - began, why)
+    return Verdict(name, "error", "error", 0.0, why)
+
+
+async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str]:
+    tree = await asyncio.to_thread(base_tree, task, order.repos_dir)
+    needs = needs_of(task, beside=order.beside, python=order.python)
+    reports: list[Report] = []
+    for patch in (task.patch, ""):
+        report = await judge_patch(
+            order.boxes, task, tree, patch, needs, timeout_s=order.timeout_s or TIMEOUT_S
+        )
+        reports.append(report)
+    gold, empty = reports
+    return gold.grade.resolution, empty.grade.resolution, _problem(gold, empty)
+
+
+def _problem(gold: Report, empty: Report) -> str:
+    if gold.grade.resolution != "full":
+        failed = ", ".join(gold.grade.failed[:3])
+        return f"gold: {gold.why or f'{len(gold.grade.failed)} tests do not pass: {failed}'}"
+    if empty.grade.resolution != "none":
+        return "empty: some of FAIL_TO_PASS pass without the patch"
+    return ""
+
+
+async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, str]:
+    box = await order.boxes.take()
+    try:
+        path = order.python or await find_python(box)
+        interpreter = Interpreter(path, order.timeout_s or FUNCTION_TIMEOUT_S)
+        gold = await judge_answer(box, task, task.gold_code, interpreter)
+        buggy = await judge_answer(box, task, task.buggy_code, interpreter)
+    finally:
+        await order.boxes.give_back(box)
+    results: dict[str, Result] = {"passed": "full", "failed": "none"}
+    found = results.get(gold.verdict, "error"), results.get(buggy.verdict, "error")
+    if gold.verdict != "passed":
+        return *found, first_line(f"gold: {gold.reason}")
+    return *found, "" if buggy.verdict == "failed" else f"the buggy function is {buggy.verdict}"
+
+
+def _read(path: Path) -> tuple[tuple[RepairTask | FunctionTask, ...], tuple[BadRow, ...]]:
+    if holds_functions(path):
+        functions = read_function_tasks(path)
+        return functions.tasks, functions.bad
+    repairs = read_repair_tasks(path)
+    return repairs.tasks, repairs.bad

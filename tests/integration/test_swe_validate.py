@@ -1,0 +1,113 @@
+"""Task files validated in boxes: gold is FULL, nothing is NONE, and what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sandbox_walls import no_bubblewrap
+from swe_repositories import shapes_task
+
+from rollart_core.boxes import loop
+from rollart_core.boxes.source import BoxSource, box_source
+from rollart_core.errors import SandboxFailure, UserError
+from rollart_envs.swe.taskbook import own_file
+from rollart_envs.swe.validate import Verdict, validate
+
+IMAGE = "rollart-test:latest"
+
+
+@pytest.fixture
+def boxes():
+    if why := no_bubblewrap():
+        pytest.skip(why)
+    source = box_source("bubblewrap")
+    yield source
+    loop.run(source.close())
+
+
+def verdicts(path: Path, boxes: BoxSource, **settings) -> list[Verdict]:
+    heard: list[Verdict] = []
+    found = loop.run(validate(path, boxes, on_row=heard.append, **settings))
+    assert sorted(v.name for v in heard) == sorted(v.name for v in found)
+    return found
+
+
+def test_our_own_repair_tasks_are_sound(boxes):
+    found = verdicts(own_file("repair_tasks.jsonl"), boxes)
+    assert [v for v in found if not v.is_sound] == []
+    assert len(found) == 5
+
+
+def test_our_own_function_tasks_are_sound(boxes):
+    found = verdicts(own_file("function_tasks.jsonl"), boxes, concurrency=4)
+    assert [v for v in found if not v.is_sound] == []
+    assert len(found) == 40
+
+
+def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
+    row = shapes_task(tmp_path / "repos")
+    other = row["test_patch"].replace("same(area(2, 3), 6)", "same(area(2, 3), 5)")
+    rows = [
+        {**row, "instance_id": "good"},
+        {**row, "instance_id": "gold fails", "test_patch": other},
+        {**row, "instance_id": "passes anyway", "FAIL_TO_PASS": row["PASS_TO_PASS"]},
+        {**row, "instance_id": "lost", "base_commit": "0123456789"},
+        {**row, "instance_id": "odd", "framework": "nose"},
+        {**row, "instance_id": "bad", "patch": ""},
+    ]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + "{\n")
+    found = {v.name: v for v in verdicts(path, boxes)}
+    assert {name: (v.gold, v.empty) for name, v in found.items()} == {
+        "good": ("full", "none"),
+        "gold fails": ("none", "full"),
+        "passes anyway": ("full", "full"),
+        "lost": ("error", "error"),
+        "odd": ("error", "error"),
+        "bad": ("error", "error"),
+        "row 7": ("error", "error"),
+    }
+    assert [name for name, v in found.items() if v.is_sound] == ["good"]
+    assert "tests.test_shapes.TestShapes.test_area" in found["gold fails"].why
+    assert "pass without the patch" in found["passes anyway"].why
+    assert "no commit 0123456789" in found["lost"].why
+    assert "there are pytest" in found["odd"].why
+    assert "field 'patch'" in found["bad"].why
+    assert "is no JSON" in found["row 7"].why
+
+
+def test_a_file_that_is_not_there_is_said(boxes, tmp_path):
+    with pytest.raises(UserError, match="No such file"):
+        verdicts(tmp_path / "none.jsonl", boxes)
+
+
+def test_where_no_box_starts_no_row_is_blamed():
+    source = box_source({"id": "docker", "host": "unix:///nowhere/docker.sock"})
+    with pytest.raises(SandboxFailure):
+        loop.run(validate(own_file("repair_tasks.jsonl"), source))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_row_of_humanevalpack_is_sound_behind_bubblewrap(boxes, shared_dir):
+    path = shared_dir / "data/swe/humanevalpack_python.jsonl"
+    found = verdicts(path, boxes, concurrency=4)
+    assert [v for v in found if not v.is_sound] == []
+    assert len(found) == 164
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.timeout(2400)
+def test_every_row_of_humanevalpack_is_sound_in_containers(shared_dir):
+    if not os.environ.get("DOCKER_HOST"):
+        pytest.skip("DOCKER_HOST says no Docker engine")
+    source = box_source({"id": "docker", "image": IMAGE, "pull": "never"})
+    path = shared_dir / "data/swe/humanevalpack_python.jsonl"
+    found = verdicts(path, source, concurrency=4)
+    loop.run(source.close())
+    assert [v for v in found if not v.is_sound] == []
+    assert len(found) == 164
