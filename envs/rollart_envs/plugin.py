@@ -1,6 +1,7 @@
 """The built-in environments, registered as any stranger's package registers its own."""
 
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.spec import CommandSpec
 from rollart_core.hookspecs import hookimpl
 from rollart_core.manifest import specs
 
@@ -9,3 +10,15 @@ from rollart_core.manifest import specs
 def rollart_environments() -> list[EnvSpec]:
     """Return the built-in environments."""
     return specs(__package__, "environments")
+
+
+@hookimpl
+def rollart_commands() -> list[CommandSpec]:
+    """Return the commands that belong to them."""
+    return [
+        CommandSpec(
+            name="swe",
+            entry_point="rollart_envs.swe.cli:app",
+            summary="Make software-repair tasks from git repositories and packages.",
+        )
+    ]

@@ -1,0 +1,186 @@
+"""``rollart swe``: tasks from any git repository or package, and proof that they are sound.
+
+Takes: the command line. Gives: tables, or one JSON object. Never: makes, mines or judges itself.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rollart_core.boxes.source import BoxSource, box_source
+from rollart_core.cli.options import as_options
+from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.progress import display
+from rollart_envs.swe.config import BOX_PYTHON
+from rollart_envs.swe.make import Bounds
+from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
+from rollart_envs.swe.mine import Limits
+from rollart_envs.swe.mine_command import MineOrder, mine_tasks
+from rollart_envs.swe.row_judge import finish, judge_for
+from rollart_envs.swe.task_folder import TaskFolder
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+Out = Annotated[Path, typer.Option(help="Folder of tasks; added to where it is there.")]
+Count = Annotated[int, typer.Option(min=1, help="Tasks of it to have in the folder.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Boxes at once.")]
+Box = Annotated[str, typer.Option(help="Id or alias of the sandbox.")]
+BoxOptions = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the sandbox.")
+]
+Requires = Annotated[str, typer.Option(help="Further requirements for pip, in one text.")]
+Pytest = Annotated[str, typer.Option(help="Further arguments for pytest, in one text.")]
+Python = Annotated[str, typer.Option(help="Python that runs the tests, as a path in the box.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback(epilog="Example: rollart swe make toolz --out ./tasks --count 20")
+def swe() -> None:
+    """Make software-repair tasks from git repositories and packages, and check them."""
+
+
+@app.command(epilog="Example: rollart swe make toolz --out ./tasks --count 20 --seed 1")
+def make(
+    package: Annotated[
+        str, typer.Argument(help="A name for pip, or a folder, sdist or wheel; with its tests.")
+    ],
+    out: Out = Path("swe-tasks"),
+    count: Count = 10,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same tasks.")] = 0,
+    jobs: Jobs = 2,
+    sandbox: Box = "bubblewrap",
+    options: BoxOptions = None,
+    requires: Requires = "",
+    pytest: Pytest = "",
+    python: Python = BOX_PYTHON,
+    max_broken: Annotated[
+        float, typer.Option(min=0, max=1, help="Largest share of the tests a bug may break.")
+    ] = 0.3,
+    several: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of tasks with more than one bug.")
+    ] = 0.2,
+    as_json: Json = False,
+) -> None:
+    """Put bugs into a package's code that its own tests see, each a task.
+
+    Stop with Ctrl-C and give the same command to go on.
+    """
+    boxes = _boxes(sandbox, options)
+    order = MakeOrder(
+        package,
+        TaskFolder(out),
+        count,
+        seed,
+        jobs,
+        tuple(shlex.split(requires)),
+        tuple(shlex.split(pytest)),
+        python,
+        Bounds(max_broken, several),
+    )
+    with _heard() as heard:
+        made = finish(make_tasks(order, boxes, judge_for(boxes, python), heard))
+    _end(made, order.folder, count, as_json)
+
+
+@app.command(epilog="Example: rollart swe mine ./my-project --out ./tasks --count 20")
+def mine(
+    repo: Annotated[str, typer.Argument(help="A git repository: a folder or URL.")],
+    out: Out = Path("swe-tasks"),
+    count: Count = 10,
+    jobs: Jobs = 2,
+    revision: Annotated[str, typer.Option(help="Where history ends.")] = "HEAD",
+    sandbox: Box = "bubblewrap",
+    options: BoxOptions = None,
+    requires: Requires = "",
+    python_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder with what the tests import, pytest too; else it is installed."),
+    ] = None,
+    source_path: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder of the repository to import from; else as pyproject.toml says."),
+    ] = None,
+    pytest: Pytest = "",
+    python: Python = BOX_PYTHON,
+    max_files: Annotated[int, typer.Option(min=2, help="Most files of a commit.")] = 12,
+    max_lines: Annotated[int, typer.Option(min=1, help="Most lines of source it changes.")] = 400,
+    as_json: Json = False,
+) -> None:
+    """Turn commits that change code and its tests into tasks, newest first.
+
+    Stop with Ctrl-C and give the same command to go on.
+    """
+    boxes = _boxes(sandbox, options)
+    order = MineOrder(
+        repo,
+        TaskFolder(out),
+        count,
+        jobs,
+        revision,
+        tuple(shlex.split(requires)),
+        tuple(python_path or ()),
+        tuple(source_path or ()),
+        tuple(shlex.split(pytest)),
+        python,
+        Limits(max_files, max_lines),
+    )
+    with _heard() as heard:
+        made = finish(mine_tasks(order, boxes, judge_for(boxes, python), heard))
+    _end(made, order.folder, count, as_json)
+
+
+def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:
+    return box_source({"id": sandbox, **as_options(options or [])})
+
+
+@contextmanager
+def _heard() -> Iterator[Heard]:
+    """Show what is going on, on stderr."""
+    with display(Console(stderr=True)) as shown:
+        yield _telling(shown.phase, shown.progress)
+
+
+def _telling(
+    phase: Callable[[str], None], progress: Callable[[float | None, dict[str, str]], None]
+) -> Heard:
+    last = ""
+
+    def heard(what: str, share: float | None) -> None:
+        nonlocal last
+        name, _, rest = what.partition(": ")
+        if name != last:
+            phase(name)
+            last = name
+        if share is not None:
+            progress(share, {"": rest})
+
+    return heard
+
+
+def _end(made: Made, folder: TaskFolder, count: int, as_json: bool) -> None:
+    """Say what came of it; exit 1 where there are fewer tasks than were asked for."""
+    if as_json:
+        print_json(
+            {
+                "name": made.name,
+                "tasks": made.num_tasks,
+                "new": made.num_new,
+                "file": str(folder.tasks),
+                "outcomes": dict(made.outcomes),
+                "notes": list(made.notes),
+            }
+        )
+    else:
+        rows = [(what, str(number)) for what, number in made.outcomes.items()]
+        print_table(f"{made.name}: candidates", ("", ""), rows)
+        typer.echo("\n".join((*made.notes, f"{made.num_tasks} tasks in {folder.tasks}")))
+    if made.num_tasks < count:
+        typer.echo(f"Only {made.num_tasks} of {count}: nothing is left to try.", err=True)
+        raise typer.Exit(1)

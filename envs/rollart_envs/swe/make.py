@@ -1,0 +1,336 @@
+"""Tasks from a package: bugs put into working code, each seen by its own tests.
+
+    package -> its tests, twice -> those that pass, and which functions each calls
+            -> bugs in these functions, in a drawn order
+            -> the tests that call the function -> all tests -> row -> gold and empty patch
+
+Takes: an unpacked package, a way to run its suite, a judge of rows. Gives: rows in SWE-bench's
+format. Never: gives a row that the judge has not seen, or other rows for the same seed.
+
+The base commit of a task is the package with the bug in it and without the tests that see it;
+``patch`` takes the bug out, ``test_patch`` brings these tests back. So a task has hidden tests as
+SWE-bench's have, and its repository tells of the bug neither by a failing test nor by a history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import PurePosixPath
+from typing import Final, TypeAlias, TypeVar
+
+from rollart_core.errors import UserError, first_line
+from rollart_envs.swe.benches import Benches, in_order
+from rollart_envs.swe.hide import test_name, without_tests
+from rollart_envs.swe.mirror import Mirror
+from rollart_envs.swe.mutate import Mutation, is_another_program, mutated, mutations
+from rollart_envs.swe.statement import leaked, statement
+from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, Suite, SuiteRun
+
+Row: TypeAlias = dict[str, object]
+Judge: TypeAlias = Callable[[Row], Awaitable[str]]
+"""Returns what is wrong with a row; "" when the gold patch is full and the empty one none."""
+_T = TypeVar("_T")
+MADE: Final = "made"
+_BASELINE_S: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which bugs are good enough."""
+
+    max_broken: float = 0.3
+    """Largest share of the passing tests that a bug may break."""
+    several: float = 0.2
+    """Share of tasks with more than one bug."""
+    timeout_factor: float = 4.0
+    """Times as long as without the bug that a run may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Bugs that make one task."""
+
+    number: int
+    path: str
+    bugs: tuple[Mutation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a candidate."""
+
+    what: str
+    """``made``, or why not."""
+    row: Row | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """How a suite does on the code as it is."""
+
+    passed: frozenset[str]
+    """The tests that passed each time."""
+    callers: Mapping[tuple[str, int], frozenset[str]]
+    """Function (file, first line) -> the tests that call it and pass."""
+    left_out: tuple[str, ...]
+    """Files that cannot be collected."""
+    wall_s: float
+    flaky: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """A package, ready to have bugs put in."""
+
+    name: str
+    version: str
+    slug: str
+    mirror: Mirror
+    commit: str
+    """The package as it is."""
+    suite: Suite
+    baseline: Baseline
+    judge: Judge
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields that all rows have alike."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+async def find_baseline(suite: Suite, tree: bytes, name: str) -> Baseline:
+    """Run a suite twice and return what passes.
+
+    Raises:
+        UserError: There are no tests, or none passes.
+    """
+    checkout = await suite.open(tree)
+    try:
+        first = await checkout.run(timeout_s=_BASELINE_S, calls=True, hash_seed=1)
+        if first.exit_code == NO_TESTS or not (first.statuses or first.not_collected):
+            raise UserError(f"{name}: {_no_tests(first)}")
+        left_out = tuple(sorted({test_name(path)[0] for path in first.not_collected}))
+        second = await checkout.run(timeout_s=_BASELINE_S, hash_seed=2)
+    finally:
+        await checkout.close()
+    passed = first.passed & second.passed
+    if not passed:
+        raise UserError(f"{name}: none of its {len(first.statuses)} tests passes: {_why(first)}")
+    callers: dict[tuple[str, int], set[str]] = {}
+    for test in passed:
+        for function in first.calls.get(test, ()):
+            callers.setdefault(function, set()).add(test)
+    return Baseline(
+        passed,
+        {function: frozenset(tests) for function, tests in callers.items()},
+        left_out,
+        max(first.wall_s, second.wall_s),
+        first.passed ^ second.passed,
+    )
+
+
+def candidates(works: Works, seed: int) -> Iterator[Candidate]:
+    """Yield the bugs to try, in an order drawn by ``seed``: one in each function, then another."""
+    draw = random.Random(f"{works.slug} {seed}")
+    piles = {key: _shuffled(pile, draw) for key, pile in sorted(_piles(works).items())}
+    number = 0
+    while piles:
+        for key in _shuffled(piles, draw):
+            bugs = [piles[key].pop()]
+            if not piles[key]:
+                del piles[key]
+            if draw.random() < works.bounds.several:
+                bugs += _another(key, bugs[0], piles, draw)
+            yield Candidate(number, key[0], tuple(bugs))
+            number += 1
+
+
+async def make(
+    works: Works, seed: int, jobs: int, done: Mapping[str, str]
+) -> AsyncIterator[tuple[Candidate, Outcome]]:
+    """Yield candidates and what came of them, in order, those that are ``done`` left out.
+
+    Raises:
+        SandboxFailure: Boxes do not come up, or fail again and again.
+    """
+    tree = works.mirror.archive(works.commit)
+    benches = Benches(lambda: works.suite.open(tree))
+    fresh = (c for c in candidates(works, seed) if str(c.number) not in done)
+    results = in_order(fresh, partial(_outcome, works, benches), jobs)
+    try:
+        async for candidate, outcome in results:
+            yield candidate, outcome
+    finally:
+        await results.aclose()  # type: ignore[attr-defined]
+        await benches.close()
+
+
+async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outcome:
+    content = works.mirror.read(works.commit, candidate.path)
+    assert content is not None
+    source = content.decode()
+    broken = mutated(source, candidate.bugs)
+    if not is_another_program(source, broken):
+        return Outcome("the same program")
+    run = await benches.run(partial(_broken_run, works, candidate, broken.encode()))
+    if isinstance(run, str):
+        return Outcome(run)
+    to_mend = works.baseline.passed - run.passed
+    row = _row(works, candidate, broken.encode(), run, to_mend)
+    if row is None:
+        return Outcome("its statement would give it away")
+    problem = await works.judge(row)
+    if not problem:
+        works.mirror.keep(str(row["instance_id"]), str(row["base_commit"]))
+    return Outcome(f"the judge: {first_line(problem)}") if problem else Outcome(MADE, row)
+
+
+async def _broken_run(
+    works: Works, candidate: Candidate, broken: bytes, checkout: Checkout
+) -> SuiteRun | str:
+    """Return a whole run with the bugs in it, or why they are no good."""
+    files = {candidate.path: broken}
+    baseline, timeout_s = works.baseline, _timeout_s(works)
+    callers = _callers(works, candidate)
+    few = sorted({test.split("[", 1)[0] for test in callers})
+    if len(callers) * 2 < len(baseline.passed) and len(few) <= 200:
+        quick = await checkout.run(few, files=files, timeout_s=timeout_s)
+        if callers <= quick.passed:
+            return "no test sees it"
+        if problem := _no_good(quick, frozenset(callers)):
+            return problem
+    run = await checkout.run(files=files, timeout_s=timeout_s)
+    if problem := _no_good(run, baseline.passed):
+        return problem
+    gone = baseline.passed - run.passed
+    if not gone:
+        return "no test sees it"
+    share = len(gone) / len(baseline.passed)
+    return "it breaks too much" if share > works.bounds.max_broken else run
+
+
+def _no_good(run: SuiteRun, expected: frozenset[str]) -> str:
+    if run.timed_out:
+        return "it hangs"
+    if run.exit_code not in RAN or run.not_collected:
+        return "the tests cannot be run with it"
+    return "" if expected <= frozenset(run.statuses) else "tests are missing with it"
+
+
+def _timeout_s(works: Works) -> float:
+    return 10.0 + works.bounds.timeout_factor * works.baseline.wall_s
+
+
+def _callers(works: Works, candidate: Candidate) -> set[str]:
+    keys = {(candidate.path, bug.function_line) for bug in candidate.bugs}
+    return {test for key in keys for test in works.baseline.callers.get(key, ())}
+
+
+def _row(
+    works: Works, candidate: Candidate, broken: bytes, run: SuiteRun, to_mend: frozenset[str]
+) -> Row | None:
+    """Return a task; None when no statement can be written that hides the patch."""
+    mirror = works.mirror
+    hidden = _hidden(works, to_mend)
+    base = mirror.commit_change(works.commit, {candidate.path: broken, **hidden}, works.slug)
+    patch = mirror.diff(base, works.commit, [candidate.path])
+    test_patch = mirror.diff(base, works.commit, sorted(hidden))
+    failures = {test: run.failures[test] for test in to_mend if test in run.failures}
+    if not failures:
+        return None
+    text = statement(works.name, failures, patch)
+    if leaked(text, patch):
+        return None
+    instance = f"{works.slug}-{sha256(patch.encode()).hexdigest()[:8]}"
+    return {
+        "instance_id": instance,
+        "base_commit": base,
+        "problem_statement": text,
+        "patch": patch,
+        "test_patch": test_patch,
+        "FAIL_TO_PASS": sorted(to_mend),
+        "PASS_TO_PASS": sorted(works.baseline.passed & run.passed),
+        "version": works.version,
+        **works.fields,
+    }
+
+
+def _hidden(works: Works, to_mend: Iterable[str]) -> dict[str, bytes | None]:
+    """Return the test files without the tests that see the bug; None: the file goes as a whole."""
+    by_file: dict[str, set[str]] = {}
+    for test in to_mend:
+        path, name = test_name(test)
+        by_file.setdefault(path, set()).add(name)
+    hidden: dict[str, bytes | None] = {}
+    for path, names in by_file.items():
+        content = works.mirror.read(works.commit, path)
+        left = without_tests((content or b"").decode("utf-8", "replace"), names)
+        hidden[path] = None if left is None else left.encode()
+    return hidden
+
+
+def _piles(works: Works) -> dict[tuple[str, int], list[Mutation]]:
+    """Return the bugs that passing tests may see, by function."""
+    piles: dict[tuple[str, int], list[Mutation]] = {}
+    for path in sorted({path for path, _ in works.baseline.callers}):
+        if is_test_file(path):
+            continue
+        try:
+            found = mutations((works.mirror.read(works.commit, path) or b"").decode())
+        except (SyntaxError, ValueError):
+            continue
+        for bug in found:
+            key = (path, bug.function_line)
+            if key in works.baseline.callers:
+                piles.setdefault(key, []).append(bug)
+    return {key: pile for key, pile in piles.items() if pile}
+
+
+def is_test_file(path: str) -> bool:
+    """Tell whether a path is a test's, or is there for tests."""
+    parts = PurePosixPath(path).parts
+    name = parts[-1]
+    return (
+        any(part in ("tests", "test", "testing") for part in parts[:-1])
+        or name.startswith("test_")
+        or name.endswith("_test.py")
+        or name in ("conftest.py", "test.py", "tests.py")
+    )
+
+
+def _another(
+    key: tuple[str, int],
+    first: Mutation,
+    piles: Mapping[tuple[str, int], list[Mutation]],
+    draw: random.Random,
+) -> list[Mutation]:
+    """Return a bug in another function of the same file, where there is one."""
+    others = [other for other in sorted(piles) if other[0] == key[0] and other != key]
+    if not others:
+        return []
+    bug = draw.choice(piles[draw.choice(others)])
+    overlaps = bug.start < first.end and first.start < bug.end
+    inside = bug.function.startswith(first.function) or first.function.startswith(bug.function)
+    return [] if overlaps or inside else [bug]
+
+
+def _shuffled(items: Iterable[_T], draw: random.Random) -> list[_T]:
+    shuffled = list(items)
+    draw.shuffle(shuffled)
+    return shuffled
+
+
+def _no_tests(run: SuiteRun) -> str:
+    if run.timed_out:
+        return f"its tests do not end within {_BASELINE_S:.0f} s"
+    if run.exit_code == NO_TESTS:
+        return "it has no tests: pytest finds none (an sdist may come without; try its repository)"
+    lines = run.said.strip().splitlines()
+    return f"pytest does not run: {first_line(lines[-1]) if lines else 'it said nothing'}"
+
+
+def _why(run: SuiteRun) -> str:
+    messages = [*run.not_collected.values(), *(f.message for f in run.failures.values())]
+    return first_line(messages[0]) if messages else "they are skipped"

@@ -1,0 +1,174 @@
+"""``rollart swe make``: from the name of a package to a folder of tasks.
+
+Takes: what a person asked for. Gives: tasks in a :class:`TaskFolder`, one by one as they are found.
+Never: begins anew what an interrupted run has tried already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from rollart_core.boxes.source import BoxSource
+from rollart_envs.swe import package as packages
+from rollart_envs.swe.config import BOX_PYTHON
+from rollart_envs.swe.make import MADE, Bounds, Judge, Row, Works, find_baseline, make
+from rollart_envs.swe.mirror import Mirror
+from rollart_envs.swe.package import Package
+from rollart_envs.swe.suite import Suite
+from rollart_envs.swe.task_folder import TaskFolder
+
+PYTEST: Final = ("-o", "addopts=", "-p", "no:cacheprovider")
+"""Without the options of the project's own config: these may need plugins that are not there."""
+_ODD_NAMES: Final = ("test.py", "tests.py")
+"""Files of tests that pytest does not look into unless they are named."""
+
+Heard = Callable[[str, float | None], None]
+"""Takes what is going on, and how much of it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOrder:
+    """What a person asked for."""
+
+    package: str
+    folder: TaskFolder
+    count: int = 10
+    seed: int = 0
+    jobs: int = 2
+    requires: tuple[str, ...] = ()
+    pytest: tuple[str, ...] = ()
+    """Further arguments for pytest."""
+    python: str = BOX_PYTHON
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of it."""
+
+    name: str
+    num_tasks: int
+    """Tasks of this package and seed that are in the folder now."""
+    num_new: int
+    outcomes: Mapping[str, int]
+    """What became of the candidates -> how many."""
+    notes: tuple[str, ...] = ()
+
+
+async def make_tasks(
+    order: MakeOrder, boxes: BoxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
+) -> Made:
+    """Make tasks of a package until there are enough, or no bugs are left to try.
+
+    Raises:
+        UserError: There is no such package, or its tests cannot be run.
+        SandboxFailure: Boxes do not come up.
+    """
+    order.folder.make()
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="rollart-make-") as temporary:
+        # In a thread: the boxes' loop must not wait for pip.
+        package = await asyncio.to_thread(_prepared, order, Path(temporary), notes, heard)
+        mirror = order.folder.mirror(package.slug)
+        commit = mirror.commit_folder(package.root, f"{package.name} {package.version}")
+        suite = _suite(order, package, boxes)
+    heard(f"running the tests of {package.name}", None)
+    works = await _works(order, package, mirror, commit, suite)
+    works = replace(works, judge=judge_in(order.folder))
+    notes += _notes(works)
+    return await _make(order, works, notes, heard)
+
+
+def _prepared(order: MakeOrder, temporary: Path, notes: list[str], heard: Heard) -> Package:
+    """Return the package, unpacked, with what it needs installed."""
+    heard(f"fetching {order.package}", None)
+    source = packages.fetch(order.package, temporary / "fetched")
+    package = packages.unpack(source, temporary / "tree")
+    site = order.folder.site(package.slug)
+    if not site.is_dir():
+        heard(f"installing what {package.name} needs", None)
+        part = site.with_name(site.name + ".part")
+        packages.install(source, package, part, requires=order.requires, notes=notes)
+        part.rename(site)
+    return package
+
+
+async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) -> Made:
+    settings = {"commit": works.commit, "seed": order.seed, "fields": works.fields}
+    settings["bounds"] = [order.bounds.max_broken, order.bounds.several]
+    progress = order.folder.progress(f"{works.slug}-{order.seed}", settings)
+    there = order.folder.ids()
+    num_before = num_made = sum(outcome == MADE for outcome in progress.outcomes.values())
+    if num_made < order.count:
+        results = make(works, order.seed, order.jobs, dict(progress.outcomes))
+        try:
+            async for candidate, outcome in results:
+                what = outcome.what
+                if outcome.row is not None and outcome.row["instance_id"] in there:
+                    what = "it is there already"
+                elif outcome.row is not None:
+                    order.folder.add(outcome.row)
+                    num_made += 1
+                progress.note(str(candidate.number), what)
+                heard(f"{works.name}: {num_made} tasks; {what}", num_made / order.count)
+                if num_made >= order.count:
+                    break
+        finally:
+            await results.aclose()  # type: ignore[attr-defined]
+    outcomes = dict(Counter(progress.outcomes.values()).most_common())
+    return Made(works.name, num_made, num_made - num_before, outcomes, tuple(notes))
+
+
+async def _works(
+    order: MakeOrder, package: Package, mirror: Mirror, commit: str, suite: Suite
+) -> Works:
+    tree = mirror.archive(commit)
+    baseline = await find_baseline(suite, tree, package.name)
+    if baseline.left_out:
+        ignored = (f"--ignore={path}" for path in baseline.left_out)
+        suite = replace(suite, arguments=(*suite.arguments, *ignored))
+    fields: Row = {
+        "repo": package.slug,
+        "python_path": [f"site/{package.slug}"],
+        "source_path": list(suite.source_path),
+        "test_command": shlex.join(["python3", "-m", "pytest", *suite.arguments]),
+    }
+    return Works(
+        package.name, package.version, package.slug, mirror, commit, suite, baseline,
+        _nobody, fields, order.bounds,
+    )  # fmt: skip
+
+
+async def _nobody(row: Row) -> str:
+    raise AssertionError("a judge is given before the first row")
+
+
+def _suite(order: MakeOrder, package: Package, boxes: BoxSource) -> Suite:
+    arguments = [*PYTEST, *order.pytest]
+    if not any(_has_usual_tests(package.root)):
+        odd = (path for name in _ODD_NAMES for path in package.root.rglob(name))
+        arguments += sorted(str(path.relative_to(package.root)) for path in odd)
+    source_path = ("src",) if (package.root / "src").is_dir() else ()
+    site = order.folder.site(package.slug).resolve()
+    return Suite(boxes, order.python, (site,), source_path, tuple(arguments))
+
+
+def _has_usual_tests(root: Path) -> Iterable[bool]:
+    return (True for pattern in ("test_*.py", "*_test.py") for _ in root.rglob(pattern))
+
+
+def _notes(works: Works) -> list[str]:
+    notes = []
+    if works.baseline.left_out:
+        files = ", ".join(works.baseline.left_out)
+        notes.append(f"left out, since they cannot be imported in the box: {files}")
+    if works.baseline.flaky:
+        notes.append(f"left out, since they do not always pass: {len(works.baseline.flaky)} tests")
+    return notes

@@ -1,0 +1,257 @@
+"""Packages to make tasks of: fetched by pip, or lying in a folder, an sdist or a wheel.
+
+Takes: what a person named. Gives: :class:`Package`, its tree unpacked and what it needs installed
+in a folder of its own. Never: installs anything into the present environment.
+
+pip runs a package's build to find out what it needs: fetch only what you would install.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Final
+
+from packaging.utils import canonicalize_name
+
+from rollart_core.errors import UserError, first_line
+
+TEST_EXTRAS: Final = ("test", "tests", "testing")
+_SKIPPED: Final = shutil.ignore_patterns(
+    *(".git", ".hg", ".venv", "venv", ".tox", ".nox", "__pycache__", "*.pyc", "node_modules"),
+    *("build", "dist", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".eggs"),
+)
+_METADATA: Final = ("PKG-INFO", "METADATA")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package, unpacked."""
+
+    name: str
+    version: str
+    root: Path
+    """Its source tree."""
+
+    @property
+    def slug(self) -> str:
+        """A name for files and ids."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.name}-{self.version}").strip("-.")
+
+
+def fetch(named: str, folder: Path) -> Path:
+    """Return the folder, sdist or wheel that a person named; pip fetches what is no path.
+
+    Args:
+        named: A path, or what pip understands: ``toolz``, ``toolz==1.0.0``.
+        folder: Where to put what is fetched.
+
+    Raises:
+        UserError: There is no such thing, or no sdist of it.
+    """
+    path = Path(named).expanduser()
+    if path.exists():
+        return path
+    if "/" in named or named.endswith((".whl", ".tar.gz", ".zip")):
+        raise UserError(f"{named}: there is no such file or folder")
+    if not re.match(r"[A-Za-z0-9]", named):
+        raise UserError(f"{named!r} is neither a path nor the name of a package")
+    folder.mkdir(parents=True, exist_ok=True)
+    bare = re.split(r"[\[<>=!~; ]", named, maxsplit=1)[0]
+    pip(
+        *("download", "--no-deps", "--no-binary", bare, "--dest", str(folder), "--", named),
+        what=f"{named}: pip could not fetch an sdist",
+    )
+    found = sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns)
+    if not found:
+        raise UserError(f"{named}: pip fetched nothing")
+    return found[-1]
+
+
+def unpack(source: Path, folder: Path) -> Package:
+    """Return the package in a folder, sdist or wheel, its tree copied below ``folder``.
+
+    Raises:
+        UserError: It is none of these, or it has no name and version.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        root = _unpacked(source, folder)
+    except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise UserError(f"{source}: cannot be unpacked: {first_line(str(error))}") from None
+    name, version = _name_and_version(root, source)
+    return Package(canonicalize_name(name), version, root)
+
+
+def install(
+    source: Path, package: Package, site: Path, *, requires: Sequence[str] = (), notes: list[str]
+) -> None:
+    """Install pytest and what a package and its tests need into ``site``, but not the package.
+
+    Only its metadata is there, for programs that ask for their version.
+
+    Args:
+        source: The folder, sdist or wheel.
+        package: The same, unpacked.
+        site: The folder; emptied first.
+        requires: Further requirements.
+        notes: Takes what a person should know.
+
+    Raises:
+        UserError: pip could not install them.
+    """
+    wanted, extras = test_requirements(package.root)
+    told = source.resolve()
+    with_extras = f"{told}[{','.join(extras)}]" if extras else str(told)
+    what = f"{package.name}: pip could not install what it needs"
+    try:
+        install_into(site, [with_extras, *wanted, *requires], what=what)
+    except UserError as error:
+        if not extras and not wanted:
+            raise
+        notes.append(f"what its tests need could not be installed, going on without: {error}")
+        install_into(site, [str(told), *requires], what=what)
+    _keep_only_metadata(site, package.name)
+
+
+def install_into(site: Path, requirements: Iterable[str], *, what: str) -> None:
+    """Install requirements, and pytest, into a folder that is emptied first."""
+    shutil.rmtree(site, ignore_errors=True)
+    site.parent.mkdir(parents=True, exist_ok=True)
+    pip("install", "--target", str(site), "--", "pytest", *requirements, what=what)
+    # Boxes are somebody else's: what they bind has to be readable by all.
+    for path in (site, *site.rglob("*")):
+        path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+
+
+def test_requirements(root: Path) -> tuple[list[str], list[str]]:
+    """Return what a project's tests need: requirements of its test groups, and its test extras."""
+    project, groups = _pyproject(root)
+    extras: list[str] = []
+    for metadata in (root / name for name in _METADATA):
+        if metadata.is_file():
+            extras = _headers(metadata).get_all("Provides-Extra") or []
+    optional = project.get("optional-dependencies")
+    if not extras and isinstance(optional, Mapping):
+        extras = [str(extra) for extra in optional]
+    wanted = []
+    for group in TEST_EXTRAS:
+        listed = groups.get(group)
+        if isinstance(listed, list):
+            wanted += [str(line) for line in listed if isinstance(line, str)]
+    return wanted, [extra for extra in extras if extra in TEST_EXTRAS][:1]
+
+
+test_requirements.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def project_requirements(root: Path) -> list[str]:
+    """Return what a project and its tests need, as its pyproject.toml says."""
+    project, _ = _pyproject(root)
+    wanted, extras = test_requirements(root)
+    optional = project.get("optional-dependencies")
+    listed = project.get("dependencies")
+    needed = [str(line) for line in listed] if isinstance(listed, list) else []
+    if isinstance(optional, Mapping):
+        for extra in extras:
+            needed += [str(line) for line in optional.get(extra, ())]
+    return [*needed, *wanted]
+
+
+def pip(*arguments: str, what: str) -> None:
+    """Run pip quietly.
+
+    Raises:
+        UserError: It failed; begins with ``what``, and ends with what pip said.
+    """
+    command = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+    done = subprocess.run((*command, *arguments), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(f"{what}: {_reason(done.stderr)}")
+
+
+def _reason(said: str) -> str:
+    errors = [line for line in said.splitlines() if line.startswith("ERROR: ")]
+    lines = errors or [line for line in said.splitlines() if line.strip()] or ["pip said nothing"]
+    return first_line(lines[-1].removeprefix("ERROR: "))
+
+
+def _unpacked(source: Path, folder: Path) -> Path:
+    if source.is_dir():
+        root = folder / source.resolve().name
+        shutil.copytree(source, root, ignore=_SKIPPED, symlinks=True)
+        return root
+    folder.mkdir(parents=True)
+    if source.suffix in (".whl", ".zip"):
+        with zipfile.ZipFile(source) as archive:
+            archive.extractall(folder)
+    elif tarfile.is_tarfile(source):
+        with tarfile.open(source) as tar:
+            tar.extractall(folder, filter="data")
+    else:
+        raise UserError(f"{source}: is no folder, sdist (.tar.gz, .zip) or wheel (.whl)")
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def _name_and_version(root: Path, source: Path) -> tuple[str, str]:
+    files = [root / name for name in _METADATA]
+    files += sorted(root.glob("*.dist-info/METADATA")) + sorted(root.glob("*.egg-info/PKG-INFO"))
+    for path in files:
+        if path.is_file():
+            headers = _headers(path)
+            if headers["Name"] and headers["Version"]:
+                return str(headers["Name"]), str(headers["Version"])
+    project, _ = _pyproject(root)
+    if isinstance(project.get("name"), str):
+        return str(project["name"]), str(project.get("version") or "0")
+    raise UserError(
+        f"{source}: has no name: neither a PKG-INFO or METADATA nor a pyproject.toml that gives one"
+    )
+
+
+def _headers(path: Path) -> email.message.Message:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return email.parser.HeaderParser().parsestr(text)
+
+
+def _pyproject(root: Path) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the tables ``project`` and ``dependency-groups``."""
+    try:
+        loaded = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}, {}
+    tables = [loaded.get(name) for name in ("project", "dependency-groups")]
+    project, groups = (table if isinstance(table, dict) else {} for table in tables)
+    return project, groups
+
+
+def _keep_only_metadata(site: Path, name: str) -> None:
+    """Remove an installed package's modules, lest tests import them instead of the tree's."""
+    for found in distributions(path=[str(site)]):
+        if canonicalize_name(found.metadata["Name"]) == name:
+            _remove_modules(site, found)
+
+
+def _remove_modules(site: Path, installed: Distribution) -> None:
+    for file in installed.files or ():
+        path = (site / str(file)).resolve()
+        if path.is_relative_to(site.resolve()) and ".dist-info" not in str(file):
+            path.unlink(missing_ok=True)
+    for folder in sorted(site.rglob("*"), reverse=True):
+        if folder.is_dir() and folder.name != "__pycache__" and _is_bare(folder):
+            shutil.rmtree(folder)
+
+
+def _is_bare(folder: Path) -> bool:
+    return all(path.name == "__pycache__" for path in folder.iterdir())

@@ -1,0 +1,135 @@
+"""Problem statements from failing behaviour: what a person sees who does not know the cause.
+
+Takes: the tests that fail, with their errors, and the gold patch. Gives: a text. Never: shows a
+line of the patch: what holds one is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rollart_envs.swe.suite import Failed
+
+MAX_SHOWN: Final = 4
+"""Tests that are told of at length."""
+_LINES: Final = 14
+_LINE_CHARS: Final = 200
+_WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
+
+
+def statement(
+    project: str, failures: Mapping[str, Failed], patch: str, *, never: Iterable[str] = ()
+) -> str:
+    """Return what is wrong with a project, as its failing tests have it.
+
+    Args:
+        project: Its name.
+        failures: Test id -> why it failed; at least one.
+        patch: The gold patch.
+        never: Further texts that must not be shown, such as a commit's hash.
+    """
+    hidden = [*changed_lines(patch), *filter(None, never)]
+    shown = _chosen(failures)
+    text = [f"Some of what {project} should do, it does not do, or does wrongly.", ""]
+    for test in shown:
+        text += _told(test, failures[test], hidden)
+    rest = len({_function(t) for t in failures}) - len(shown)
+    if rest > 0:
+        text += [f"{_number(rest, 'more check')} of the same behaviour {_verb(rest)}.", ""]
+    text += [
+        f"Mend the code of {project}, so that it behaves as these checks expect; what works now"
+        " has to go on working. The checks themselves are not in the repository."
+    ]
+    return "\n".join(text) + "\n"
+
+
+def changed_lines(patch: str) -> tuple[str, ...]:
+    """Return the lines that a patch adds or removes, stripped; those that say nothing left out."""
+    lines = (
+        line[1:].strip()
+        for line in patch.splitlines()
+        if line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- "))
+    )
+    return tuple(dict.fromkeys(line for line in lines if not _WORDLESS.fullmatch(line)))
+
+
+def leaked(text: str, patch: str) -> tuple[str, ...]:
+    """Return the changed lines of a patch that stand in a text."""
+    return tuple(line for line in changed_lines(patch) if _stands_in(line, text))
+
+
+def _chosen(failures: Mapping[str, Failed]) -> list[str]:
+    """Return one test of each function, those with different errors first."""
+    by_function: dict[str, str] = {}
+    for test in sorted(failures):
+        by_function.setdefault(_function(test), test)
+    fresh: dict[str, str] = {}
+    for test in by_function.values():
+        fresh.setdefault(_shape(failures[test]), test)
+    first = list(fresh.values())
+    return [*first, *(t for t in by_function.values() if t not in first)][:MAX_SHOWN]
+
+
+def _told(test: str, failed: Failed, hidden: list[str]) -> list[str]:
+    text = [f"## {_words(test)}", ""]
+    doc = _first_paragraph(failed.doc)
+    if doc and not _holds(doc, hidden):
+        text += [doc, ""]
+    tried = [_tidied(line) for line in failed.tried if not _holds(line, hidden)]
+    if tried:
+        text += ["Expected:", "", "```python", *tried, "```", ""]
+    lines = [_tidied(line) for line in failed.message.splitlines()[:_LINES]]
+    kept = [line for line in lines if line.strip() and not _holds(line, hidden)]
+    if kept:
+        text += ["Observed:", "", "```", *kept, "```", ""]
+    return text
+
+
+def _words(test: str) -> str:
+    """Return a test's name as words: ``test_a.py::TestCut::test_at_end[x]`` -> ``Cut: at end``."""
+    path, *names = _function(test).split("::")
+    if not names:
+        return path
+    words = [re.sub(r"^tests?_?|_?tests?$", "", name, flags=re.I) or name for name in names]
+    spaced = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", word).replace("_", " ") for word in words]
+    return ": ".join(word.strip() for word in spaced)
+
+
+def _function(test: str) -> str:
+    return test.split("[", 1)[0]
+
+
+def _shape(failed: Failed) -> str:
+    first = failed.message.split("\n", 1)[0]
+    return re.sub(r"\d+|'[^']*'", "", first)[:60]
+
+
+def _first_paragraph(doc: str) -> str:
+    return re.sub(r"\s+", " ", doc.strip().split("\n\n")[0])[:300]
+
+
+def _tidied(line: str) -> str:
+    line = line.rstrip().replace("/work/repo/", "")
+    line = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", line)
+    line = re.sub(r"\b0x[0-9a-f]{8,}\b", "0x…", line)  # another one each time
+    return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"
+
+
+def _holds(text: str, hidden: Iterable[str]) -> bool:
+    return any(_stands_in(line, text) for line in hidden)
+
+
+def _stands_in(line: str, text: str) -> bool:
+    """Tell whether a text holds a line as words of its own, whatever the spaces between them."""
+    pattern = r"\s+".join(map(re.escape, line.split()))
+    return re.search(rf"(?<!\w){pattern}(?!\w)", text) is not None
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count != 1 else "")
+
+
+def _verb(count: int) -> str:
+    return "fail" if count != 1 else "fails"

@@ -1,0 +1,243 @@
+"""Tasks made of a package and mined from a history, in boxes; nothing is fetched."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from swe_history import STEPS, write
+
+from rollart_core.boxes import loop
+from rollart_core.boxes.source import box_source
+from rollart_core.errors import UserError
+from rollart_envs.swe.make_command import Made, MakeOrder, make_tasks
+from rollart_envs.swe.mine import Limits, commits
+from rollart_envs.swe.mine_command import MineOrder, mine_tasks
+from rollart_envs.swe.mirror import Mirror
+from rollart_envs.swe.package import fetch, unpack
+from rollart_envs.swe.row_judge import finish, judge_for
+from rollart_envs.swe.statement import leaked
+from rollart_envs.swe.suite import Suite
+from rollart_envs.swe.task_folder import TaskFolder
+
+PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+
+
+@pytest.fixture(scope="module")
+def open_folder() -> Iterator[Path]:
+    """A folder that a box can read, whoever owns it."""
+    with tempfile.TemporaryDirectory(prefix="rollart-test-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def site(open_folder: Path) -> Path:
+    """A copy of pytest and what it needs."""
+    folder = open_folder / "site"
+    folder.mkdir()
+    for name in PYTEST:
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        assert found.origin is not None
+        shutil.copytree(Path(found.origin).parent, folder / name)
+        for metadata in Path(found.origin).parent.parent.glob(f"{name}-*.dist-info"):
+            shutil.copytree(metadata, folder / metadata.name)
+    shutil.copy(Path(pytest.__file__).parent.parent / "py.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def history(open_folder: Path) -> Path:
+    return write(open_folder / "shelf")
+
+
+def rows(folder: TaskFolder) -> list[dict[str, object]]:
+    return [json.loads(line) for line in folder.tasks.read_text().splitlines()]
+
+
+def mined(history: Path, site: Path, out: Path, count: int, needs_bwrap: None) -> TaskFolder:
+    boxes = box_source("bubblewrap")
+    order = MineOrder(str(history), TaskFolder(out), count=count, python_path=(site,))
+    finish(mine_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None))
+    return order.folder
+
+
+def made(package: Path, site: Path, out: Path, **options: object) -> tuple[Made, TaskFolder]:
+    """Make tasks of a package whose needs are installed already."""
+    folder = TaskFolder(out)
+    if not folder.site("shelf-1.0").exists():
+        shutil.copytree(site, folder.site("shelf-1.0"))
+    boxes = box_source("bubblewrap")
+    order = MakeOrder(str(package), folder, **options)  # type: ignore[arg-type]
+    work = make_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None)
+    return finish(work), folder
+
+
+@pytest.fixture(scope="module")
+def needs_bwrap() -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+
+
+@pytest.mark.slow
+def test_a_history_gives_tasks_that_tell_of_behaviour(
+    history: Path, site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    folder = mined(history, site, open_folder / "mined", 3, needs_bwrap)
+    found = rows(folder)
+    assert len(found) == 3
+    fix, wrap, _ = found
+    assert fix["FAIL_TO_PASS"] == ["tests/test_text.py::test_wrap_counts_spaces"]
+    assert "tests/test_text.py::test_wrap" in fix["PASS_TO_PASS"]  # type: ignore[operator]
+    assert "text.wrap('aaa bbb', 6) == ['aaa', 'bbb']" in str(fix["problem_statement"])
+    assert "has no attribute 'wrap'" in str(wrap["problem_statement"])
+    for row in found:
+        told = str(row["problem_statement"])
+        assert not leaked(told, str(row["patch"]))
+        assert not any(step.subject in told for step in STEPS if " " in step.subject)
+        assert "tests/" not in str(row["patch"])
+        assert "shelf/" not in str(row["test_patch"])
+    again = mined(history, site, open_folder / "mined", 3, needs_bwrap)
+    assert rows(again) == found
+
+
+@pytest.mark.slow
+def test_a_package_gives_the_same_tasks_for_the_same_seed_also_in_two_goes(
+    history: Path, site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    once, folder = made(history, site, open_folder / "made", count=3, jobs=2)
+    assert once.num_tasks == once.num_new == 3
+    made(history, site, open_folder / "again", count=1, jobs=1)
+    twice, again = made(history, site, open_folder / "again", count=3, jobs=1)
+    assert twice.num_new == 2
+    assert rows(folder) == rows(again)
+    for row in rows(folder):
+        assert not leaked(str(row["problem_statement"]), str(row["patch"]))
+        assert row["FAIL_TO_PASS"]
+        base = Mirror(folder.mirror_path("shelf-1.0")).read
+        for test in row["FAIL_TO_PASS"]:  # type: ignore[attr-defined]
+            path, name = str(test).split("[")[0].split("::", 1)
+            kept = base(str(row["base_commit"]), path) or b""
+            assert f"def {name.split('::')[-1]}(".encode() not in kept
+    with pytest.raises(UserError, match="was begun with another bounds"):
+        from rollart_envs.swe.make import Bounds
+
+        made(history, site, open_folder / "made", count=4, bounds=Bounds(max_broken=0.1))
+
+
+def test_a_package_whose_tests_are_missing_or_all_fail_is_refused(
+    site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    package = open_folder / "bare" / "shelf"
+    (package / "shelf").mkdir(parents=True)
+    (package / "PKG-INFO").write_text("Name: shelf\nVersion: 1.0\n")
+    (package / "shelf" / "__init__.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match="shelf: it has no tests"):
+        made(package, site, open_folder / "refused")
+    (package / "test_it.py").write_text("def test_it():\n    assert 1 == 2\n")
+    with pytest.raises(UserError, match=r"none of its 1 tests passes: .*assert 1 == 2"):
+        made(package, site, open_folder / "refused")
+    (package / "test_it.py").write_text("import missing\n")
+    with pytest.raises(UserError, match=r"none of its 0 tests passes: .*No module named 'missing'"):
+        made(package, site, open_folder / "refused")
+
+
+def test_a_bug_that_hangs_or_ends_the_run_is_left_out(
+    site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    checkout_of = Suite(box_source("bubblewrap"), "/usr/bin/python3", (site,))
+    package = open_folder / "hangs" / "shelf"
+    package.mkdir(parents=True)
+    (package / "test_it.py").write_text("import time\ndef test_it():\n    time.sleep(60)\n")
+    (package / "test_end.py").write_text("import os\ndef test_end():\n    os._exit(0)\n")
+    mirror = Mirror.init(open_folder / "hangs.git")
+    tree = mirror.archive(mirror.commit_folder(package, "tests"))
+
+    async def runs() -> Sequence[object]:
+        checkout = await checkout_of.open(tree)
+        try:
+            hangs = await checkout.run(["test_it.py"], timeout_s=3.0)
+            ends = await checkout.run(["test_end.py"], timeout_s=30.0)
+        finally:
+            await checkout.close()
+        return hangs.timed_out, hangs.exit_code, ends.timed_out, ends.exit_code
+
+    assert loop.run(runs()) == (True, None, False, None)
+
+
+def test_commits_are_chosen_by_what_they_touch(history: Path, tmp_path: Path) -> None:
+    mirror = Mirror.clone(str(history), tmp_path / "shelf.git")
+    found = list(commits(mirror, "HEAD", Limits()))
+    assert [commit.subject for commit in found] == [step.subject for step in reversed(STEPS)]
+    assert found[0].source == ("shelf/text.py",)
+    assert found[0].tests == found[0].test_files == ("tests/test_text.py",)
+    few = list(commits(mirror, "HEAD", Limits(max_lines=2)))
+    assert 0 < len(few) < len(found)
+
+
+def test_a_mirror_makes_the_same_commits_anywhere(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / ".gitignore").write_text("*.txt\n")
+    (tree / ".gitattributes").write_text("* export-ignore\n")
+    (tree / "a.txt").write_bytes(b"one\r\n")
+    script = tree / "sub" / "run.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    bases = []
+    for name in ("one", "two"):
+        mirror = Mirror.init(tmp_path / f"{name}.git")
+        commit = mirror.commit_folder(tree, "tree")
+        gone = {"a.txt": None, "sub/run.sh": b"#!/bin/sh\nexit 1\n", "ü x.py": b""}
+        bases.append((commit, mirror.commit_change(commit, gone, "change")))
+        assert b"one\r\n" in mirror.archive(commit)
+        assert mirror.read(bases[-1][1], "a.txt") is None
+        assert "100755" in mirror.git("ls-tree", "-r", bases[-1][1], "sub/run.sh")
+        assert "ü x.py" in mirror.files(bases[-1][1])
+        assert "+exit 1" in mirror.diff(*bases[-1])
+    assert bases[0] == bases[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("no/such/folder", "there is no such file or folder"),
+        ("--upgrade", "neither a path nor the name of a package"),
+        ("nothing.whl", "there is no such file or folder"),
+    ],
+)
+def test_what_is_no_package_is_refused(named: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        fetch(named, tmp_path)
+
+
+def test_what_cannot_be_unpacked_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match="has no name"):
+        unpack(empty, tmp_path / "out")
+    for name in ("broken.whl", "broken.tar.gz"):
+        (tmp_path / name).write_text("no archive")
+        with pytest.raises(UserError, match=name):
+            unpack(tmp_path / name, tmp_path / "out")
+
+
+def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
+    folder = TaskFolder(tmp_path)
+    progress = folder.progress("box", {"seed": 1})
+    progress.note("0", "made")
+    with (tmp_path / ".progress" / "box.jsonl").open("a") as file:
+        file.write('{"candidate": "1", "outc')
+    again = folder.progress("box", {"seed": 1})
+    assert again.outcomes == {"0": "made"}
+    again.note("1", "it hangs")
+    assert folder.progress("box", {"seed": 1}).outcomes == {"0": "made", "1": "it hangs"}
+    with pytest.raises(UserError, match="another seed"):
+        folder.progress("box", {"seed": 2})

@@ -1,0 +1,267 @@
+"""Bugs, hidden tests and statements of SWE tasks, on text alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollart_envs.swe import probe
+from rollart_envs.swe.hide import test_name as name_of
+from rollart_envs.swe.hide import without_tests
+from rollart_envs.swe.make import is_test_file
+from rollart_envs.swe.mutate import is_another_program, mutated, mutations
+from rollart_envs.swe.mutate_kinds import KINDS
+from rollart_envs.swe.statement import changed_lines, leaked, statement
+from rollart_envs.swe.suite import Failed
+
+SOURCE = '''\
+import functools
+
+
+class Box:
+    """A box that is < 3."""
+
+    limit = 3
+
+    @functools.cache
+    def put(self, item: int = 1, *rest) -> int:
+        """Put 1 item, if len(x) < 2."""
+        if item < self.limit and item:   # a guard
+            raise ValueError("é no", f"{item + 1}")
+        for n in range(len(rest)):
+            if n == 2:
+                continue
+            self.items.append(n - 1)
+        else:
+            self.items = min(rest, key=-1)
+        return swap(item, rest[1:])
+
+
+def swap(a, b):
+    if not a:
+        return b, a
+    return a
+'''
+
+
+def bugs(kind: str) -> set[str]:
+    """Return the lines that each bug of a kind leaves in place of the old ones."""
+    found = set()
+    for bug in mutations(SOURCE):
+        if bug.kind == kind:
+            lines = mutated(SOURCE, [bug]).splitlines()
+            found |= {line.strip() for line in lines} - {s.strip() for s in SOURCE.splitlines()}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("comparison", "if item <= self.limit and item:   # a guard"),
+        ("arithmetic", "self.items.append(n + 1)"),
+        ("boolean", "if item < self.limit or item:   # a guard"),
+        ("condition", "if not (item < self.limit and item):   # a guard"),
+        ("constant", "if n == 3:"),
+        ("sign", "self.items = min(rest, key=1)"),
+        ("bound", "for n in range(len(rest) - 1):"),
+        ("returned", "return a, b"),
+        ("arguments", "return swap(rest[1:], item)"),
+        ("sibling", "self.items = max(rest, key=-1)"),
+        ("error", 'raise TypeError("é no", f"{item + 1}")'),
+        ("jump", "break"),
+        ("missing", "pass"),
+    ],
+)
+def test_each_kind_of_bug_changes_what_it_should(kind: str, line: str) -> None:
+    assert line in bugs(kind)
+
+
+def test_there_is_a_test_of_each_kind() -> None:
+    assert {bug.kind for bug in mutations(SOURCE)} == set(KINDS)
+
+
+def test_a_bug_touches_only_code_of_functions() -> None:
+    for bug in mutations(SOURCE):
+        other = mutated(SOURCE, [bug])
+        assert '"""A box that is < 3."""\n\n    limit = 3\n' in other
+        assert '"""Put 1 item, if len(x) < 2."""' in other
+        assert "@functools.cache\n    def put(self, item: int = " in other
+        if bug.kind != "missing":
+            assert 'f"{item + 1}"' in other
+
+
+def test_a_bug_names_the_line_where_its_functions_code_begins() -> None:
+    namespace: dict[str, object] = {}
+    code = compile(SOURCE, "source", "exec", dont_inherit=True)
+    exec(code, namespace)
+    put = vars(namespace["Box"])["put"].__wrapped__
+    assert {bug.function_line for bug in mutations(SOURCE) if bug.function == "Box.put"} == {
+        put.__code__.co_firstlineno
+    }
+
+
+def test_most_bugs_are_programs_and_none_is_the_same() -> None:
+    others = [mutated(SOURCE, [bug]) for bug in mutations(SOURCE)]
+    assert all(is_another_program(SOURCE, other) for other in others)
+    assert not is_another_program(SOURCE, SOURCE + "\n# a note\n")
+    assert not is_another_program(SOURCE, SOURCE + "\nreturn (\n")
+
+
+def test_line_ends_stay_as_they_are() -> None:
+    source = "def f(a):\r\n    b = 'ü', a < 1\r\n    return b\r\n"
+    (less,) = [b for b in mutations(source) if b.new == "<="]
+    assert mutated(source, [less]) == source.replace("<", "<=")
+
+
+def test_several_bugs_are_put_in_together_unless_they_overlap() -> None:
+    source = "def f(a):\n    return a < 1 + 2\n"
+    found = {bug.new: bug for bug in mutations(source)}
+    assert mutated(source, [found["<="], found["-"]]) == "def f(a):\n    return a <= 1 - 2\n"
+    with pytest.raises(ValueError, match="overlap"):
+        mutated(source, [found["None"], found["-"]])
+
+
+TESTS = '''\
+import pytest
+
+
+class TestA:
+    """Tests of a."""
+
+    @pytest.mark.parametrize("x", [1, 2])
+    def test_one(self, x):
+        assert x
+
+    def test_two(self):
+        pass
+
+
+def test_three():
+    assert True
+'''
+
+
+def test_tests_are_taken_out_and_nothing_else() -> None:
+    left = without_tests(TESTS, ["TestA::test_one"])
+    assert left is not None
+    assert "parametrize" not in left
+    assert "def test_two" in left
+    assert "def test_three" in left
+    whole = without_tests(TESTS, ["TestA::test_one", "TestA::test_two"])
+    assert whole is not None
+    assert "TestA" not in whole
+    assert [type(node).__name__ for node in ast.parse(whole).body] == ["Import", "FunctionDef"]
+
+
+def test_what_cannot_be_taken_out_by_lines_is_said() -> None:
+    assert without_tests(TESTS, ["TestA::test_inherited"]) is None
+    assert without_tests("def test_(:", ["test_"]) is None
+    assert without_tests("if 1:\n    def test_a(): pass\n", ["test_a"]) is None
+
+
+def test_an_id_gives_its_file_and_name() -> None:
+    assert name_of("a/test_b.py::T::test_c[x::y[]]") == ("a/test_b.py", "T::test_c")
+
+
+def test_test_files_are_known_by_their_paths() -> None:
+    tests = (
+        "tests/data.json",
+        "a/test/x.py",
+        "test_a.py",
+        "src/a_test.py",
+        "conftest.py",
+        "test.py",
+    )
+    assert all(map(is_test_file, tests))
+    assert not any(map(is_test_file, ("a/b.py", "contest.py", "testing.py", "latest/a.py")))
+
+
+PATCH = """\
+--- a/box.py
++++ b/box.py
+@@ -1,3 +1,3 @@
+ def area(w, h):
+-    return w + h
++    return w * h
+     pass
+"""
+
+
+def test_a_statement_tells_of_failures_and_not_of_the_patch() -> None:
+    failures = {
+        "t.py::TestBox::test_area_of_two": Failed(
+            "AssertionError: assert 5 == 6\n +  where 5 = <function area at 0x7f00deadbeef>(2, 3)\n"
+            "the code says return  w + h",
+            "Areas are products.\n\nThis is\nnot shown.",
+            ("box.area(2, 3) == 6",),
+        )
+    }
+    text = statement("box", failures, PATCH, never=("1a2b3c4",))
+    for told in ("Box: area of two", "Areas are products.", "box.area(2, 3) == 6", "5 == 6"):
+        assert told in text
+    assert "where 5 = area(2, 3)" in text
+    assert "w + h" not in text
+    assert "not shown" not in text
+    assert not leaked(text, PATCH)
+    hidden = statement("box", failures, PATCH, never=("products",))
+    assert "products" not in hidden
+
+
+def test_a_statement_shows_few_tests_and_counts_the_rest() -> None:
+    failures = {f"t.py::test_{n}[{k}]": Failed("E: no") for n in range(7) for k in range(3)}
+    text = statement("box", failures, PATCH)
+    assert text.count("## ") == 4
+    assert "3 more checks of the same behaviour fail." in text
+
+
+def test_changed_lines_leave_out_what_says_nothing() -> None:
+    assert changed_lines(PATCH + "+    pass\n+    else:\n-)\n") == ("return w + h", "return w * h")
+    assert leaked("first\n  return  w *  h  now", PATCH) == ("return w * h",)
+    assert leaked("we return w * height", PATCH) == ()
+
+
+class Unit:
+    def assertEqual(self, a: object, b: object) -> None:
+        assert a == b
+
+    def assertTrue(self, a: object) -> None:
+        assert a
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("assert len(x) == y", ["len('ab') == 3"]),
+        ("unit.assertEqual(len(x), y)", ["len('ab') == 3"]),
+        ("unit.assertTrue(all(z))", ["all([0])"]),
+        ("assert [len(x) for x in (x,)] == y", ["[len(x) for x in (x,)] == 3"]),
+    ],
+)
+def test_what_was_expected_is_told_with_values(
+    line: str, expected: list[str], tmp_path: Path
+) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(line)
+    with pytest.raises(AssertionError) as raised:
+        exec(compile(line, str(test), "exec"), {"x": "ab", "y": 3, "z": [0], "unit": Unit()})
+    assert probe.tried(raised.value.__traceback__, str(test)) == expected
+
+
+def test_the_probe_is_one_file_for_python_3_8() -> None:
+    source = Path(probe.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 8))
+    names = {
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | {"pytest"}
+
+
+def test_expectations_of_an_error_name_it() -> None:
+    (node,) = ast.parse("with pytest.raises(ValueError, match='x'):\n    f(1)\n").body
+    assert list(probe.expected(node)) == ["f(1)  # raises ValueError"]
