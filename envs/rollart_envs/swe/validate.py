@@ -126,7 +126,7 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
             else:
                 gold, empty, why = await _repair(order, task)
         except EpisodeError as error:
-            if error.boundary == "sandbox.start" and not error.retryable:
+            if error.boundary.startswith("sandbox.") and not error.retryable:
                 raise
             why = first_line(str(error))
             if not error.retryable:
