@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rollart_core import config, registry
+from rollart_core.boxes.options import PoolOptions
 from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
 from rollart_core.contracts.spec import PluginSpec
@@ -58,6 +59,7 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
     for name, model in plugin_models().items():
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
+    tables["boxes.pool"] = lambda: _fields(fields_of(PoolOptions))
     tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))
     for name, model in adapter_models().items():
         tables[f"adapter.{name}"] = lambda model=model: _fields(_own_fields(model))
