@@ -23,8 +23,8 @@ from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
 from rollart_plugins.sandboxes.connection import bootstrap
-from rollart_plugins.sandboxes.spawn import spawn
 from rollart_plugins.sandboxes.reach import reach
+from rollart_plugins.sandboxes.spawn import spawn
 
 WORK: Final = "/work"
 _UID: Final = 1000
