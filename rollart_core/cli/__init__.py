@@ -93,6 +93,11 @@ COMMANDS: dict[str, Command] = {
         "See which boxes live, remove what killed runs left, find out which walls work here.",
         "rollart sandbox doctor",
     ),
+    "build": Command(
+        f"{_HERE}.build:build",
+        "Build the image in which an environment runs with isolation: docker.",
+        "rollart build ./acme-maze",
+    ),
     "model": Command(
         f"{_HERE}.model:app",
         "Make models.",

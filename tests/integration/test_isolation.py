@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_walls import HELD, IMAGE, missing
 
 from rollart_core import registry
 from rollart_core.boxes import loop
@@ -23,19 +26,20 @@ from rollart_core.errors import (
     PluginError,
     SandboxFailure,
     UnknownIdError,
+    UserError,
 )
 from rollart_core.isolation import box as box_module
 from rollart_core.isolation import seats
+from rollart_core.isolation.image import Build, build_image, find_project
+from rollart_core.isolation.venv import made_venv
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 
 ODD = "odd_env:OddEnv"
 TESTS = Path(__file__).resolve().parent.parent
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 KINDS = [
     "venv",
-    pytest.param("bubblewrap", marks=needs_bwrap),
-    pytest.param("docker", marks=pytest.mark.docker),
+    *HELD,
 ]
 WALLS = KINDS[1:]
 
@@ -52,7 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    kinds = getattr(getattr(request.node, "callspec", None), "params", {})
+    wall = "docker" if request.node.get_closest_marker("docker") else kinds.get("kind", "venv")
+    if wall != "venv" and (why := missing(wall)):
+        pytest.skip(why)
     yield
     assert not seats._boxes, "a box is still there"
 
@@ -64,7 +72,7 @@ def isolation(kind: str, folder: Path, **more: Any) -> dict[str, Any]:
         return {"python": "/usr/bin/python3", **said}
     said["ro_binds"] = [str(folder)]
     if kind == "docker":
-        return {"image": "rollart-test:latest", "python": "/usr/bin/python3", **said}
+        return {"image": IMAGE, "python": "/usr/bin/python3", **said}
     return {"python": "/usr/bin/python3", **said}
 
 
@@ -335,6 +343,133 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
 
 async def _say(box: Any, data: bytes) -> None:
     box._take(data)
+
+
+def wheel(folder: Path, name: str, version: str, text: str, requires: str = "") -> None:
+    """Write a wheel of one module by hand: no build backend, no network."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    if requires:
+        metadata += f"Requires-Dist: {requires}\n"
+    content = {
+        f"{name}.py": text,
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, said in content.items():
+            archive.writestr(path, said)
+
+
+def test_environments_with_conflicting_dependencies_live_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (TESTS / "odd_env.py").read_text()
+    for number, name in (("1", "alpha_env"), ("2", "beta_env")):
+        wheel(tmp_path, "shared_dependency", number, f"VERSION = {number!r}\n")
+        wheel(tmp_path, name, "1.0", text, f"shared-dependency=={number}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    envs = {
+        name: registry.make(
+            f"{name}:OddEnv", isolation={"kind": "venv", "requires": [name.replace("_", "-")]}
+        )
+        for name in ("alpha_env", "beta_env")
+    }
+    try:
+        said = []
+        for env in envs.values():
+            env.reset()
+            said.append(env.step("version")[0])
+        assert said == ["1", "2"]
+    finally:
+        for env in envs.values():
+            env.close()
+    began = time.monotonic()
+    assert made_venv(["alpha-env"]) == made_venv(["alpha-env"])
+    assert time.monotonic() - began < 3, "made once, and kept"
+    with pytest.raises(PluginError, match=r"isolation.requires: .*no-such-package"):
+        made_venv(["no-such-package"])
+    kept = [p for p in (tmp_path / "cache/rollart/venvs").iterdir() if p.is_dir()]
+    assert len(kept) == 2, "nothing half made is left"
+
+
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+COPY odd_env.py /usr/lib/python3/dist-packages/
+"""
+MANIFEST = """
+contract_version: 1
+licence: MIT
+environments:
+  - {id: odd/Odd-v3, entry_point: odd_env:OddEnv}
+"""
+
+
+def project(tmp_path: Path, dockerfile: str = DOCKERFILE) -> Path:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/rollart.yaml").write_text(MANIFEST)
+    (tmp_path / "Dockerfile").write_text(dockerfile)
+    shutil.copy(TESTS / "odd_env.py", tmp_path)
+    return tmp_path
+
+
+BUILD = Build((), None, (f"BASE={IMAGE}",), "none")
+
+
+@pytest.mark.docker
+def test_an_image_is_built_and_an_environment_runs_in_it(tmp_path: Path) -> None:
+    lines: list[str] = []
+    found = find_project(str(project(tmp_path)))
+    assert found.ids == ("odd/Odd-v3",)
+    tags = build_image(found, BUILD, lines.append)
+    try:
+        assert tags == ("rollart-env/odd-odd:v3",)
+        assert any("COPY odd_env.py" in line for line in lines)
+        env = registry.make(ODD, isolation={"kind": "docker", "image": tags[0]})
+        try:
+            assert env.reset()[0].startswith("odd")
+        finally:
+            env.close()
+        with pytest.raises(UnknownIdError, match="the box has no RollArt"):
+            registry.env_spec("odd/Odd-v3", {"isolation": "docker"})
+    finally:
+        subprocess.run(["docker", "rmi", "-f", *tags], capture_output=True, check=True)
+    with pytest.raises(PluginError, match="`rollart build odd/Odd-v3` makes the image"):
+        registry.env_spec("odd/Odd-v3", {"isolation": {"kind": "docker", "num_seats": 2}})
+
+
+@pytest.mark.docker
+def test_a_build_that_fails_says_at_which_step(tmp_path: Path) -> None:
+    folder = project(tmp_path, DOCKERFILE + "RUN echo first >&2; echo the reason >&2; exit 4\n")
+    with pytest.raises(UserError, match=r"Step 4/4 : RUN echo first[^$]*the reason[^$]*code: 4"):
+        build_image(find_project(str(folder)), BUILD, lambda line: None)
+
+
+def test_what_keeps_an_image_from_being_built_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        find_project("./nowhere")
+    with pytest.raises(UserError, match="'nowhere' is installed"):
+        find_project("nowhere")
+    with pytest.raises(UserError, match="give a --tag"):
+        build_image(find_project(str(tmp_path)), BUILD, print)
+    found = find_project(str(project(tmp_path)))
+    with pytest.raises(UserError, match="there is no such file: write a Dockerfile"):
+        build_image(found, replace(BUILD, dockerfile=tmp_path / "Dockerfle"), print)
+    with pytest.raises(ConfigError, match=r"set isolation.image"):
+        registry.env_spec(ODD, {"isolation": "docker"})
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    if shutil.which("docker"):
+        with pytest.raises(UserError, match="no Docker engine answers"):
+            build_image(found, BUILD, print)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="docker is not installed"):
+        build_image(found, BUILD, print)
 
 
 CONFIG = """
