@@ -15,7 +15,7 @@ import threading
 import time
 
 from rollart_plugins.sandboxes.inside.processes import children, descendants, signal_one
-from rollart_plugins.sandboxes.inside.tree import Note, Packing, Restoring, records
+from rollart_plugins.sandboxes.inside.tree import Note, Packing, Restoring, every, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Snapshots:
     def __init__(self, agent: Any) -> None:
         self.agent = agent
         self.notes: Dict[str, Dict[str, Note]] = {}
+        self.num_notes: Dict[str, int] = {}
         self.restoring: Optional[Restoring] = None
         self.one_at_a_time = threading.Lock()
 
@@ -42,15 +43,13 @@ class Snapshots:
             for piece in packing:
                 self.agent.send_when_room({"id": header["id"], "part": 1}, piece)
             alone = alone and self.agent.num_execs == begun and self.alone()
-            self.keep(header["name"], packing.notes, alone and packing.folders.clock_moves_on())
-
-    def keep(self, name: str, notes: Dict[str, Note], good: bool) -> None:
-        if not good:
-            for note in notes.values():
-                note.mark = None
-        self.notes[name] = notes
-        while sum(map(len, self.notes.values())) > MOST_NOTED:
-            del self.notes[next(iter(self.notes))]
+            if not (alone and packing.folders.clock_moves_on()):
+                distrust(packing.notes)
+            self.notes[header["name"]] = packing.notes
+            self.num_notes[header["name"]] = packing.num_notes
+            while sum(self.num_notes.values()) > MOST_NOTED:
+                oldest = next(iter(self.notes))
+                del self.notes[oldest], self.num_notes[oldest]
 
     def alone(self) -> bool:
         """Whether nothing else runs; what is dying gets a moment."""
@@ -105,8 +104,8 @@ class Snapshots:
         restoring = self.restoring
         assert restoring is not None
         restoring.settle()
-        if not restoring.folders.clock_moves_on() and name in self.notes:
-            self.keep(name, self.notes[name], False)
+        if not restoring.folders.clock_moves_on():
+            distrust(restoring.notes)
         self.restoring = None
         self.agent.thaw()
 
@@ -125,3 +124,9 @@ class Snapshots:
                     for pid in self.others():
                         signal_one(pid, number)
             time.sleep(0.001)
+
+
+def distrust(notes: Dict[str, Note]) -> None:
+    """Let everything differ from what was noted."""
+    for note in every(notes):
+        note.ctime_ns = -1

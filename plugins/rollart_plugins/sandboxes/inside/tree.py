@@ -4,8 +4,9 @@ Takes: folders. Gives: an archive in pieces, and notes of each path from which a
 tells what has changed. Never: follows a symlink, holds a descriptor for each level of a deep tree,
 or recurses.
 
-A note holds the change time of a path, which no user can set. So what bears the noted change time,
-inode, size and mode is what was packed, and stays; all else is removed and unpacked again.
+A note holds a path's inode and change time, which no user can set, and which every change of bytes,
+mode, owner, times or links sets. So what bears both is what was packed, and stays; all else is
+removed and unpacked again.
 
 An archive is records one after another: two lengths (u32 header, u64 body, big endian), a JSON
 header ``[path, kind, mode, mtime_ns, more]``, raw bytes. A path starts with the number of its
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18
 RECORD = struct.Struct(">IQ")
-MARK = struct.Struct("<7Q")
 MOST_LEVELS = 1000
+MOST_HELD = 8
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CLOCK_REALTIME_COARSE = 5  # what change times are taken from
 
@@ -37,27 +38,32 @@ CLOCK_REALTIME_COARSE = 5  # what change times are taken from
 class Note:
     """What is known of one path: where it is in the archive, and how to tell that it changed."""
 
-    __slots__ = ("at", "foreign", "length", "mark", "mode", "mtime_ns", "names")
+    __slots__ = ("at", "ctime_ns", "foreign", "inode", "length", "mode", "mtime_ns", "names")
 
     def __init__(self, mode: int, mtime_ns: int) -> None:
         self.mode, self.mtime_ns = mode, mtime_ns
-        self.mark: Optional[bytes] = None
+        self.inode = self.ctime_ns = -1
         self.at = self.length = 0
-        self.names: Optional[List[str]] = None  # of a folder
+        self.names: Optional[Dict[str, Note]] = None  # what is in a folder
         self.foreign = False  # a folder of somebody else's that cannot be entered
 
 
-def mark(found: os.stat_result) -> bytes:
-    """Return what differs once a path is another one or was changed."""
-    return MARK.pack(
-        found.st_ino,
-        found.st_ctime_ns,
-        found.st_mtime_ns & 0xFFFFFFFFFFFFFFFF,
-        found.st_size,
-        found.st_mode,
-        found.st_nlink,
-        found.st_uid << 32 | found.st_gid,
-    )
+def find(notes: Dict[str, Note], path: str) -> Optional[Note]:
+    """Return the note of a path, if there is one."""
+    number, *names = path.split("/")
+    note = notes.get(number)
+    for name in names:
+        note = note.names.get(name) if note is not None and note.names is not None else None
+    return note
+
+
+def every(notes: Dict[str, Note]) -> Iterator[Note]:
+    """Yield all notes."""
+    left = list(notes.values())
+    while left:
+        note = left.pop()
+        yield note
+        left += (note.names or {}).values()
 
 
 class Folders:
@@ -67,41 +73,44 @@ class Folders:
         self.roots = roots
         self.changed: Set[str] = set()
         self.newest_ns = 0  # change time of what was noted last
-        self.held: Tuple[str, int] = ("", -1)
+        self.held: List[Tuple[str, int]] = []  # descriptors of the last one and those above
+        self.deep: Tuple[str, int] = ("", -1)  # of the last one, where that is far below
 
     def open(self, path: str) -> int:
-        """Return a folder's descriptor, which the next call closes; one that is shut is opened."""
-        if path == self.held[0]:
-            return self.held[1]
-        self.close()
-        number, *names = path.split("/")
-        root = self.roots[int(number)]
-        so_far = number
-        fd = self.enter(so_far, lambda: os.open(root, FOLDER), lambda: os.chmod(root, 0o700))
-        for name in names:
-            so_far, above = so_far + "/" + name, fd
-            try:
-                fd = self.enter(
-                    so_far,
-                    lambda: os.open(name, FOLDER, dir_fd=above),  # noqa: B023 - called at once
-                    lambda: os.chmod(name, 0o700, dir_fd=above),  # noqa: B023
-                )
-            finally:
-                os.close(above)
-        self.held = (path, fd)
+        """Return a folder's descriptor, good until the next call."""
+        if path == self.deep[0]:
+            return self.deep[1]
+        names = path.split("/")
+        common = 0
+        for name, (held, _) in zip(names, self.held):
+            if name != held:
+                break
+            common += 1
+        self.close(common)
+        if not common:
+            self.held.append((names[0], self.open_root(names[0])))
+        for name in names[len(self.held) : MOST_HELD]:
+            self.held.append((name, os.open(name, FOLDER, dir_fd=self.held[-1][1])))
+        fd = self.held[-1][1]
+        for name in names[MOST_HELD:]:
+            fd = os.open(name, FOLDER, dir_fd=fd)
+            if self.deep[1] >= 0:
+                os.close(self.deep[1])
+            self.deep = ("", fd)
+        if len(names) > MOST_HELD:
+            self.deep = (path, fd)
         return fd
 
-    def enter(self, path: str, open_it: Callable[[], int], unlock: Callable[[], None]) -> int:
-        try:
-            fd = open_it()
-            if os.fstat(fd).st_mode & 0o500 == 0o500 or os.getuid() == 0:
-                return fd
-            os.close(fd)
-        except PermissionError:
-            pass
-        unlock()
-        self.changed.add(path)
-        return open_it()
+    def open_root(self, number: str) -> int:
+        root = self.roots[int(number)]
+        self.unlock(number, os.stat(root), root, None)
+        return os.open(root, FOLDER)
+
+    def unlock(self, path: str, found: os.stat_result, name: str, fd: Optional[int]) -> None:
+        """Make a folder of the box's own one that can be entered."""
+        if found.st_mode & 0o500 != 0o500 and found.st_uid == os.getuid():
+            os.chmod(name, 0o700, dir_fd=fd)
+            self.changed.add(path)
 
     def change(self, path: str) -> int:
         """Return a folder's descriptor as :meth:`open` does, with leave to change what is in it."""
@@ -113,15 +122,17 @@ class Folders:
             os.fchmod(fd, 0o700)
         return fd
 
-    def close(self) -> None:
-        if self.held[1] >= 0:
-            os.close(self.held[1])
-        self.held = ("", -1)
+    def close(self, keep: int = 0) -> None:
+        if self.deep[1] >= 0:
+            os.close(self.deep[1])
+        self.deep = ("", -1)
+        while len(self.held) > keep:
+            os.close(self.held.pop()[1])
 
     def settle(self, notes: Dict[str, Note]) -> None:
         """Give changed folders the mode and time they had, the deepest first."""
         for path in sorted(self.changed, key=lambda p: p.count("/"), reverse=True):
-            note = notes.get(path)
+            note = find(notes, path)
             if note is None:
                 continue
             fd = self.open(path)
@@ -134,7 +145,7 @@ class Folders:
         self.changed.clear()
 
     def note(self, note: Note, found: os.stat_result) -> None:
-        note.mark = mark(found)
+        note.inode, note.ctime_ns = found.st_ino, found.st_ctime_ns
         self.newest_ns = max(self.newest_ns, found.st_ctime_ns)
 
     def clock_moves_on(self) -> bool:
@@ -164,7 +175,7 @@ class Packing:
     def __init__(self, roots: List[str]) -> None:
         self.folders = Folders(roots)
         self.notes: Dict[str, Note] = {}
-        self.at = 0
+        self.num_notes = self.at = 0
         self.links: Dict[Tuple[int, int], str] = {}
 
     def __iter__(self) -> Iterator[bytes]:
@@ -178,40 +189,46 @@ class Packing:
         yield bytes(whole)
 
     def pieces(self) -> Iterator[bytes]:
-        left = [str(number) for number in range(len(self.folders.roots))][::-1]
+        left: List[Tuple[str, Note]] = []
+        for number, root in enumerate(self.folders.roots):
+            if os.path.isdir(root):
+                found = os.stat(root)
+                note = self.noted(self.notes, str(number), found)
+                left.append((str(number), note))
+        left.reverse()
         try:
             while left:
-                path = left.pop()
+                path, note = left.pop()
                 if path.count("/") > MOST_LEVELS:
                     raise OSError(errno.ELOOP, f"folders more than {MOST_LEVELS} deep")
-                try:
-                    fd = self.folders.open(path)
-                except FileNotFoundError:
-                    continue
-                found = os.fstat(fd)
-                note = self.notes.setdefault(path, Note(stat.S_IMODE(found.st_mode), 0))
-                note.mtime_ns, note.names = found.st_mtime_ns, []
-                self.folders.note(note, found)
+                note.names = {}
                 yield from self.record(path, note, "d")
+                fd = self.folders.open(path)
                 for name in sorted(os.listdir(fd)):
                     below = path + "/" + name
-                    if (yield from self.one(self.folders.open(path), name, below)):
-                        left.append(below)
-                    if below in self.notes:
-                        note.names.append(name)
+                    if (yield from self.one(fd, name, below, note.names)):
+                        left.append((below, note.names[name]))
         finally:
             self.folders.settle(self.notes)
 
-    def one(self, fd: int, name: str, path: str) -> Generator[bytes, None, bool]:
+    def noted(self, names: Dict[str, Note], name: str, found: os.stat_result) -> Note:
+        note = names[name] = Note(stat.S_IMODE(found.st_mode), found.st_mtime_ns)
+        self.folders.note(note, found)
+        self.num_notes += 1
+        return note
+
+    def one(
+        self, fd: int, name: str, path: str, names: Dict[str, Note]
+    ) -> Generator[bytes, None, bool]:
         """Pack one path of a folder; return True for a folder that is to be gone into."""
         try:
             found = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         kind = stat.S_IFMT(found.st_mode)
-        note = self.notes[path] = Note(stat.S_IMODE(found.st_mode), found.st_mtime_ns)
-        self.folders.note(note, found)
+        note = self.noted(names, name, found)
         if kind == stat.S_IFDIR:
+            self.folders.unlock(path, found, name, fd)
             ours = found.st_uid == os.getuid()
             note.foreign = not ours and not os.access(name, os.R_OK | os.X_OK, dir_fd=fd)
             return not note.foreign
@@ -238,14 +255,12 @@ class Packing:
             if stat.S_IMODE(found.st_mode) != note.mode:
                 os.fchmod(handle, note.mode)
             spans = data_spans(handle, found)
-            yield from self.record(
-                path, note, "f", [found.st_size, spans], sum(n for _, n in spans)
-            )
+            length = sum(length for _, length in spans)
+            yield from self.record(path, note, "f", [found.st_size, spans], length)
             for start, length in spans:
                 yield from span(handle, start, length)
-            after = os.fstat(handle)
             note.length = self.at - note.at
-            self.folders.note(note, after)
+            self.folders.note(note, os.fstat(handle))
         finally:
             os.close(handle)
 
@@ -259,7 +274,8 @@ class Packing:
 
 def data_spans(handle: int, found: os.stat_result) -> List[Tuple[int, int]]:
     """Return where the bytes of a file lie that are not holes, as start and length."""
-    size, spans, at = found.st_size, [], 0
+    size, at = found.st_size, 0
+    spans: List[Tuple[int, int]] = []
     if found.st_blocks * 512 >= size:
         return [(0, size)] if size else []
     while at < size:
@@ -292,28 +308,26 @@ class Restoring:
         self.folders = Folders(roots)
         self.notes = notes
         self.wanted: List[Note] = []
-        self.missing: Set[str] = set()
         self.relinked: List[str] = []
 
     def wipe(self) -> None:
         """Remove everything, so that everything is wanted."""
-        for number in range(len(self.folders.roots)):
-            try:
+        for number, root in enumerate(self.folders.roots):
+            if os.path.isdir(root):
                 fd = self.folders.change(str(number))
-            except FileNotFoundError:
-                continue
-            for name in os.listdir(fd):
-                remove(fd, name)
+                for name in os.listdir(fd):
+                    remove(fd, name)
 
     def compare(self) -> List[List[int]]:
         """Remove what differs; return which parts of the archive bring it back: start, length."""
-        for path, note in self.notes.items():
-            if note.names is not None:
-                if path in self.missing:
-                    for name in note.names:
-                        self.want(path + "/" + name)
-                else:
-                    self.compare_folder(path, note.names)
+        left = list(self.notes.items())[::-1]
+        for number, note in left:
+            found = os.fstat(self.folders.open(number))
+            if found.st_ctime_ns != note.ctime_ns:
+                self.folders.changed.add(number)
+        while left:
+            path, note = left.pop()
+            self.compare_folder(path, note.names or {}, left)
         spans: List[List[int]] = []
         for note in sorted(self.wanted, key=lambda n: n.at):
             if spans and sum(spans[-1]) == note.at:
@@ -322,49 +336,53 @@ class Restoring:
                 spans.append([note.at, note.length])
         return spans
 
-    def compare_folder(self, path: str, names: List[str]) -> None:
+    def compare_folder(
+        self, path: str, names: Dict[str, Note], left: List[Tuple[str, Note]]
+    ) -> None:
+        """Compare what is in one folder; folders in it that remain are added to ``left``."""
         fd = self.folders.open(path)
-        if path not in self.folders.changed and mark(os.fstat(fd)) != self.notes[path].mark:
-            self.folders.changed.add(path)
-        here = set(os.listdir(fd))
-        for name in names:
-            below = path + "/" + name
-            note = self.notes[below]
-            if name not in here:
-                self.want(below)
-                continue
-            found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if mark(found) == note.mark:
-                continue
-            folder = stat.S_ISDIR(found.st_mode)
-            if note.names is not None and folder:
-                self.folders.changed.add(below)
-            elif not (note.foreign and folder and found.st_uid != os.getuid()):
+        here: Any = names
+        if path in self.folders.changed:  # else it holds the same names
+            here = set(os.listdir(fd))
+            for name in here.difference(names):
                 remove(self.folders.change(path), name)
-                self.want(below)
-        for name in here.difference(names):
-            remove(self.folders.change(path), name)
+        look = os.stat
+        for name, note in names.items():
+            if name not in here:
+                self.folders.change(path)
+                self.want(note)
+                continue
+            found = look(name, dir_fd=fd, follow_symlinks=False)
+            same = found.st_ctime_ns == note.ctime_ns and found.st_ino == note.inode
+            if note.names is not None and stat.S_ISDIR(found.st_mode):
+                below = path + "/" + name
+                if not same:
+                    self.folders.changed.add(below)
+                self.folders.unlock(below, found, name, fd)
+                left.append((below, note))
+            elif not same and not self.left_alone(note, found):
+                remove(self.folders.change(path), name)
+                self.want(note)
 
-    def want(self, path: str) -> None:
-        note = self.notes[path]
-        if note.length:
-            self.wanted.append(note)
-        if note.names is not None:
-            self.missing.add(path)
+    def left_alone(self, note: Note, found: os.stat_result) -> bool:
+        """Whether this is a folder of somebody else's, as it was."""
+        return note.foreign and stat.S_ISDIR(found.st_mode) and found.st_uid != os.getuid()
+
+    def want(self, note: Note) -> None:
+        """Want a path and all below it; sockets cannot be had again."""
+        self.wanted += [n for n in every({"": note}) if n.length]
 
     def place(self, header: Any, body: Iterator[bytes]) -> None:
         """Make one path again."""
         path, kind, mode, mtime_ns, more = header
         parent, _, name = path.rpartition("/")
         if kind == "d":
-            self.notes.setdefault(path, Note(mode, mtime_ns))
+            self.note_folder(path, parent, name, Note(mode, mtime_ns))
             self.folders.changed.add(path)
-        if not parent:
+            if parent:
+                os.mkdir(name, 0o700, dir_fd=self.folders.change(parent))
             return
         fd = self.folders.change(parent)
-        if kind == "d":
-            os.mkdir(name, 0o700, dir_fd=fd)
-            return
         if kind == "h":
             self.link(fd, name, more)
             self.relinked += [path, more]
@@ -379,6 +397,13 @@ class Restoring:
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=fd, follow_symlinks=False)
         self.note(fd, name, path)
 
+    def note_folder(self, path: str, parent: str, name: str, note: Note) -> None:
+        """Note a folder's mode and time where nothing was noted."""
+        if find(self.notes, path) is None:
+            note.names = {}
+            above = find(self.notes, parent)
+            (self.notes if above is None or above.names is None else above.names)[name] = note
+
     def link(self, fd: int, name: str, first: str) -> None:
         parent, _, target = first.rpartition("/")
         here = os.dup(fd)
@@ -389,7 +414,7 @@ class Restoring:
             os.close(here)
 
     def note(self, fd: int, name: str, path: str) -> None:
-        note = self.notes.get(path)
+        note = find(self.notes, path)
         if note is not None:
             self.folders.note(note, os.stat(name, dir_fd=fd, follow_symlinks=False))
 
