@@ -67,9 +67,8 @@ async def reap(ledger: Ledger, *, sweep: Iterable[str] = ()) -> Reaped:
 async def _remove(record: BoxRecord) -> list[str]:
     """Remove one box; return what is still there."""
     faults = [fault for path in record.left.get("cgroup", ()) if (fault := await _end(Path(path)))]
-    own = {kind: what for kind, what in record.left.items() if kind not in _NO_WALLS}
-    if own:
-        faults += await _by_its_wall(record.sandbox, own)
+    if set(record.left) - _NO_WALLS:
+        faults += await _by_its_wall(record.sandbox, record.left)
     folders = record.left.get("folder", ())
     return faults + [fault for path in folders if (fault := _delete(Path(path)))]
 
