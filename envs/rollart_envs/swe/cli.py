@@ -6,8 +6,10 @@ Takes: the command line. Gives: tables, or one JSON object. Never: makes, mines 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,8 @@ from rollart_envs.swe.mine import Limits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
 from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_envs.swe.validate import Verdict
+from rollart_envs.swe.validate import validate as validated
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -134,6 +138,70 @@ def mine(
     with _heard() as heard:
         made = finish(mine_tasks(order, boxes, judge_for(boxes, python), heard))
     _end(made, order.folder, count, as_json)
+
+
+@app.command(epilog="Example: rollart swe validate ./tasks/tasks.jsonl --jobs 4")
+def validate(
+    file: Annotated[Path, typer.Argument(help="Task file, .jsonl or .parquet.")],
+    repos_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the repositories; else repos beside the file.")
+    ] = None,
+    jobs: Jobs = 2,
+    sandbox: Box = "bubblewrap",
+    options: BoxOptions = None,
+    python: Annotated[
+        str, typer.Option(help="Python that runs the tests, as a path in the box; else python3.")
+    ] = "",
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for the tests of one judgement.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge each task's own patch and none: exit 0 only when all are full and none.
+
+    It reads tasks in SWE-bench's and in HumanEvalPack's format.
+    """
+    boxes = _boxes(sandbox, options)
+    began = time.monotonic()
+    with _heard() as heard:
+        counted = _Counted(file.name, heard)
+        work = validated(
+            file,
+            boxes,
+            repos_dir=repos_dir,
+            concurrency=jobs,
+            python=python,
+            timeout_s=timeout,
+            on_row=counted,
+        )
+        verdicts = finish(work)
+    unsound = [verdict for verdict in verdicts if not verdict.is_sound]
+    if as_json:
+        wall_s = time.monotonic() - began
+        rows = [{**asdict(verdict), "is_sound": verdict.is_sound} for verdict in verdicts]
+        sound = len(verdicts) - len(unsound)
+        print_json({"file": str(file), "sound": sound, "wall_s": wall_s, "rows": rows})
+    else:
+        if unsound:
+            cells = [(v.name, v.gold, v.empty, v.why) for v in unsound]
+            print_table("Not sound", ("task", "gold", "empty", "why"), cells)
+        typer.echo(f"{len(verdicts) - len(unsound)} of {len(verdicts)} tasks are sound: {file}")
+    raise typer.Exit(1 if unsound else 0)
+
+
+class _Counted:
+    """Tells of each verdict as it comes."""
+
+    def __init__(self, name: str, heard: Heard) -> None:
+        self._name = name
+        self._heard = heard
+        self._num = self._num_sound = 0
+
+    def __call__(self, verdict: Verdict) -> None:
+        self._num += 1
+        self._num_sound += verdict.is_sound
+        why = "" if verdict.is_sound else f"; {verdict.name}: {verdict.why}"
+        self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", 0.0)
 
 
 def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:

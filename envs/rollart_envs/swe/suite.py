@@ -15,7 +15,7 @@ from typing import Final
 
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
-from rollart_core.errors import SandboxFailure
+from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe import probe
 
 REPO_DIR: Final = "/work/repo"
@@ -27,6 +27,7 @@ os.makedirs(sys.argv[2], exist_ok=True)
 with tarfile.open(sys.argv[1]) as tar:
     tar.extractall(sys.argv[2])
 os.unlink(sys.argv[1])
+print("".join(path + "\\n" for path in sys.argv[3:] if not os.access(path, os.R_OK | os.X_OK)))
 """
 RAN: Final = (0, 1)
 """pytest's exit codes that mean the tests ran to the end."""
@@ -112,10 +113,17 @@ class Checkout:
     async def unpack(self, tree: bytes) -> None:
         """Unpack the tree."""
         await self._box.write_file(_TREE, tree)
-        done = await self._python("-I", "-S", "-c", _UNPACK, _TREE, REPO_DIR, timeout_s=120.0)
+        needed = map(str, self._suite.python_path)
+        arguments = ("-I", "-S", "-c", _UNPACK, _TREE, REPO_DIR, *needed)
+        done = await self._python(*arguments, timeout_s=120.0)
         if done.exit_code != 0:
             said = done.stderr.decode(errors="replace").strip()[-300:]
             raise SandboxFailure(f"the tree could not be unpacked: {said}", boundary="swe.unpack")
+        if unread := done.stdout.decode(errors="replace").split("\n")[0]:
+            raise UserError(
+                f"{unread}: cannot be read in the box; it must neither lie below /work, which is"
+                " the box's own, nor in a folder that only you can read"
+            )
         self._clean = await self._box.snapshot()
 
     async def run(
