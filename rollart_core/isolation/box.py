@@ -63,6 +63,8 @@ class EnvBox:
         self._failure: SandboxFailure | None = None
         self._closing: asyncio.Task[None] | None = None
         self.num_seats = 0
+        self.num_opened = 0
+        """Seats that it has ever had."""
         self.num_episodes = 0
         self._until = float("inf")
 

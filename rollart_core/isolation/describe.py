@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
+from rollart_core import registry
 from rollart_core.boxes import loop
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import ConfigError, PluginError, SandboxFailure
@@ -93,6 +94,7 @@ def _read(
         raise ConfigError(f"{env_id} owns its loop: only step environments can be isolated")
     if spec.sandbox is not None:
         raise ConfigError(f"{env_id} starts boxes of its own ({spec.sandbox}): leave isolation out")
+    _check_network(spec, isolation)
     return Described(
         spec,
         problems,
@@ -100,6 +102,18 @@ def _read(
         _text(said.get("distribution", "unregistered")),
         _text(said.get("version", "0")),
     )
+
+
+def _check_network(spec: EnvSpec, isolation: config.Isolation) -> None:
+    """Refuse a box without a network where the environment says that it needs one."""
+    model = registry.config_model("sandboxes", isolation.sandbox)
+    if not spec.network or model is None or "network" not in model.model_fields:
+        return
+    if not isolation.options.get("network"):
+        raise ConfigError(
+            f"{spec.id} needs the network, and its box has none: name the hosts that it may reach, "
+            f"as in isolation: {{kind: {isolation.kind}, network: ['api.example.org']}}"
+        )
 
 
 def read_spec(env_id: str, said: Mapping[str, Any]) -> EnvSpec:

@@ -1,7 +1,7 @@
 """The boxes of this process with environments in them, and a seat in one for each environment.
 
 Takes: a recipe, an environment's id and options. Gives: :class:`Seat`. Never: begins an episode in
-a box that is retired, or keeps a box in which nobody sits.
+a box that is retired, or keeps a box for long in which nobody sits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from rollart_core.errors import ConfigError, PluginError, SandboxFailure, Unknow
 from rollart_core.isolation.box import EnvBox, Raised
 from rollart_core.isolation.recipe import Recipe
 
+LINGER_S = 10.0
+"""How long an empty box waits for the next environment; what is made one after the other shares."""
+
 
 class _Boxes:
     """The boxes of one recipe."""
@@ -27,6 +30,7 @@ class _Boxes:
         self._recipe = recipe
         self._source = BoxSource(isolation.sandbox, isolation.options, isolation.pool)
         self._starts: dict[EnvBox, asyncio.Task[None]] = {}
+        self._closing: asyncio.Task[None] | None = None
 
     async def lend(self) -> EnvBox:
         """Return a box that is up, with one seat more."""
@@ -37,6 +41,7 @@ class _Boxes:
             box = EnvBox(self._source, self._recipe)
             self._starts[box] = asyncio.create_task(box.start())
         box.num_seats += 1
+        box.num_opened += 1
         try:
             await asyncio.shield(self._starts[box])
         except BaseException as e:
@@ -49,10 +54,26 @@ class _Boxes:
         return box
 
     async def take_back(self, box: EnvBox) -> None:
-        """Count a seat less; the box is closed with its last, and the pool with the last box."""
+        """Count a seat less; an empty box is closed, the only one after a while."""
         box.num_seats -= 1
         if box.num_seats:
             return
+        if len(self._starts) == 1 and not box.retired and self._starts[box].done():
+            asyncio.get_running_loop().call_later(LINGER_S, self._look, box, box.num_opened)
+            return
+        await self._close(box)
+
+    async def close_idle(self) -> None:
+        """Close the boxes in which nobody sits."""
+        await asyncio.gather(*(self._close(b) for b in list(self._starts) if not b.num_seats))
+
+    def _look(self, box: EnvBox, num_opened: int) -> None:
+        """Close a box in which nobody has sat since."""
+        if box in self._starts and not box.num_seats and box.num_opened == num_opened:
+            self._closing = asyncio.create_task(self._close(box))
+
+    async def _close(self, box: EnvBox) -> None:
+        """Close an empty box, and with the last of them the pool."""
         start = self._starts.pop(box)
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
@@ -63,6 +84,11 @@ class _Boxes:
 
 
 _boxes: dict[str, _Boxes] = {}
+
+
+async def close_idle() -> None:
+    """Close all boxes of this process in which nobody sits."""
+    await asyncio.gather(*(boxes.close_idle() for boxes in list(_boxes.values())))
 
 
 def _boxes_of(recipe: Recipe) -> _Boxes:

@@ -62,6 +62,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if wall != "venv" and (why := missing(wall)):
         pytest.skip(why)
     yield
+    loop.run(seats.close_idle())
     assert not seats._boxes, "a box is still there"
 
 
@@ -202,7 +203,7 @@ def test_a_making_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyP
             await worker.reset("a", ref, seed=0, options={}, timeout_s=1.0)
         await worker.end("a", reusable=False)
         assert await worker.num_hung() == 0
-        for _ in range(100):
+        for _ in range(200):
             if not seats._boxes:
                 return
             await asyncio.sleep(0.05)
