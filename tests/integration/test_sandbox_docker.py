@@ -318,6 +318,25 @@ def test_many_boxes_in_one_process_at_once(count) -> None:
     assert asyncio.run(main()) == []
 
 
+def test_the_script_that_makes_engine_and_image_takes_what_is_there(repo_root, tmp_path) -> None:
+    script = str(repo_root / "tests/docker/engine")
+    apart = {
+        "ROLLART_DOCKER_RUN": str(tmp_path / "run"),
+        "ROLLART_DOCKER_DIR": str(tmp_path / "kept"),
+    }
+    env = {**os.environ, "DOCKER_HOST": Engine().host, **apart}
+
+    def said(*words: str) -> tuple[int, str]:
+        run = subprocess.run([script, *words], env=env, capture_output=True, text=True)
+        return run.returncode, run.stdout
+
+    assert said("up") == (0, f"export DOCKER_HOST={Engine().host}\n")
+    assert said("run", "/bin/sh", "-c", "echo $DOCKER_HOST; exit 3") == (3, f"{Engine().host}\n")
+    assert said("down") == (0, "")  # it is not its own
+    assert said()[0] == 1
+    assert asyncio.run(answers(Engine().host))
+
+
 @contextlib.contextmanager
 def engine_of_its_own() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """Give an engine that may be killed: its address, and a list whose last is its process."""

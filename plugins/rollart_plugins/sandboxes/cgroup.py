@@ -16,6 +16,7 @@ from typing import Final
 
 _PREFIX: Final = "rollart-"
 _MOUNT: Final = Path("/sys/fs/cgroup")
+_PROC: Final = Path("/proc")
 _PERIOD_US: Final = 100_000
 _TRIES: Final = 100
 
@@ -84,7 +85,7 @@ def memory_group(pid: int, holding: str) -> Path | None:
             process of another group (the number may be of another machine).
     """
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        for line in (_PROC / str(pid) / "cgroup").read_text().splitlines():
             number, names, path = line.split(":", 2)
             if "memory" in names.split(",") or number == "0":
                 for root in (_MOUNT / names, _MOUNT / "memory", _MOUNT):
