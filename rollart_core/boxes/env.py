@@ -37,6 +37,11 @@ class BoxEnv(gymnasium.Env[Observation, str]):
         self._boxes = boxes
         self._box: Sandbox | None = None
 
+    @property
+    def box(self) -> Sandbox | None:
+        """The box of the present episode; None before the first one and after its end."""
+        return self._box
+
     @abstractmethod
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
         """Begin an episode; ``open_box`` gives it its box."""

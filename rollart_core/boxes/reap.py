@@ -24,6 +24,7 @@ from rollart_core.errors import first_line
 _OURS: Final = "rollart-"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TRIES: Final = 100
+_LEISURE_S: Final = 15.0
 _NO_WALLS: Final = frozenset({"cgroup", "folder", "usage"})
 """What is removed without the wall, or is not the box's own."""
 
@@ -62,6 +63,17 @@ async def reap(ledger: Ledger, *, sweep: Iterable[str] = ()) -> Reaped:
     for wall in sweep:
         await _sweep(wall, done)
     return done
+
+
+async def reap_at_leisure(sandbox: str | None = None) -> None:
+    """Remove what can be removed in a few seconds; `rollart sandbox reap` says what is wrong.
+
+    Args:
+        sandbox: Id of a wall to sweep; None: only what stands in the ledger.
+    """
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_LEISURE_S):
+            await reap(Ledger(), sweep=[sandbox] if sandbox else [])
 
 
 async def _remove(record: BoxRecord) -> list[str]:

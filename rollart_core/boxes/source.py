@@ -20,14 +20,13 @@ from rollart_core.boxes.admission import Admission
 from rollart_core.boxes.ledger import Ledger
 from rollart_core.boxes.options import PoolOptions, SandboxedOptions
 from rollart_core.boxes.pool import BoxPool
-from rollart_core.boxes.reap import reap
+from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import PluginRef
 from rollart_core.contracts.sandbox import Sandbox
 
 __all__ = ["BoxSource", "SandboxedOptions", "box_source", "close_all"]
 
 _EXIT_S: Final = 15.0
-_REAP_S: Final = 15.0
 
 
 class BoxSource:
@@ -103,11 +102,8 @@ class _Here:
         self._first = self._first or asyncio.Lock()
         async with self._first:
             if self.admission is None:
-                ledger = Ledger()
-                with contextlib.suppress(Exception):  # `rollart sandbox reap` says what is wrong
-                    async with asyncio.timeout(_REAP_S):
-                        await reap(ledger, sweep=[sandbox])
-                self.admission = Admission(ledger)
+                await reap_at_leisure(sandbox)
+                self.admission = Admission(Ledger())
                 atexit.register(close_all)
             return self.admission
 

@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import InlineRuntime as InlineConfig
-from rollart_core.config import NewModel
+from rollart_core.config import NewModel, PluginRef
 from rollart_core.contracts.hardware import Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, Worker
@@ -128,6 +129,8 @@ class InlineRuntime:
         closing = [e.close() for e in self._engines]
         closing += [p.close() for p in (self._trainer, self._envs) if p is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
+        if "sandbox" in self._env.options:  # an env worker that was killed could not close its own
+            await reap_at_leisure(PluginRef.model_validate(self._env.options["sandbox"]).id)
         shutil.rmtree(self._shared, ignore_errors=True)
 
     async def _start_worker(self) -> Worker:
