@@ -12,15 +12,16 @@ import json
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes.config import BoxConfig
+from rollart_plugins.sandboxes.config import BoxConfig, HeldConfig
 from rollart_plugins.sandboxes.connection import CHUNK, Connection
 from rollart_plugins.sandboxes.launched import Launched
+from rollart_plugins.sandboxes.proxy import PORT, Proxy
 
 _GRACE_S: Final = 20.0
 """Seconds after an exec's timeout in which the agent must have answered."""
@@ -86,13 +87,22 @@ class AgentSandbox(Sandbox):
         self._listening = asyncio.create_task(self._hear(process))
         self._connection = Connection(process.stdout, process.stdin, explain=self._explain)
         await self._launched()
-        said = await self._connection.open(
-            {"ttl_s": self._config.ttl_s, **self._hello()},
-            timeout_s=self._config.start_timeout_s,
-        )
+        hello = {"ttl_s": self._config.ttl_s, **self._hello()}
+        with self._proxied(self._connection, hello):
+            said = await self._connection.open(hello, timeout_s=self._config.start_timeout_s)
         self.root = said["root"]
         if self.agent_pid is None:
             self.agent_pid = process.pid
+
+    @contextlib.contextmanager
+    def _proxied(self, connection: Connection, hello: dict[str, Any]) -> Iterator[None]:
+        """Have the agent listen for what the config allows to be reached, if anything."""
+        if not isinstance(self._config, HeldConfig) or not self._config.network:
+            yield
+            return
+        with connection.serving(Proxy(self._config.network).serve) as number:
+            hello["proxy"] = {"port": PORT, "forward": number}
+            yield
 
     async def exec(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from rollart_plugins.sandboxes import network
 
 _MIB = 1 << 20
 
@@ -26,6 +28,20 @@ class BoxConfig(BaseModel):
     """Environment variables of all commands."""
 
 
+class HeldConfig(BoxConfig):
+    """What every box without a network can be told."""
+
+    network: list[str] = []
+    """Hosts that can be reached, through a proxy: `pypi.org`, `*.pypi.org`, `pypi.org:8443`."""
+
+    @field_validator("network")
+    @classmethod
+    def _are_hosts(cls, names: list[str]) -> list[str]:
+        for name in names:
+            network.rule(name)
+        return names
+
+
 class ProcessConfig(BoxConfig):
     """Options of ``rollart/Process-v1``."""
 
@@ -37,7 +53,7 @@ class ProcessConfig(BoxConfig):
     """Most open files of each process."""
 
 
-class BubblewrapConfig(BoxConfig):
+class BubblewrapConfig(HeldConfig):
     """Options of ``rollart/Bubblewrap-v1``."""
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
@@ -64,7 +80,7 @@ class BubblewrapConfig(BoxConfig):
     """Whether to use a cgroup where one can be written."""
 
 
-class DockerConfig(BoxConfig):
+class DockerConfig(HeldConfig):
     """Options of ``rollart/Docker-v1``."""
 
     image: str = "python:3.11-slim"

@@ -12,7 +12,8 @@ import itertools
 import json
 import marshal
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes.launched import Reads
-from rollart_plugins.sandboxes.tunnels import Tunnels
+from rollart_plugins.sandboxes.tunnels import Serve, Tunnels
 
 PROTOCOL: Final = 1
 CHUNK: Final = 1 << 18
@@ -175,6 +176,12 @@ class Connection:
             raise ValueError(f"a target is host:port, got {target!r}")
         with self._tunnels.leading_to((host.strip("[]"), int(port))) as number:
             await self.call("forward", path=path, forward=number)
+
+    @contextmanager
+    def serving(self, serve: Serve) -> Iterator[int]:
+        """Give what serves streams in this process a number, for the agent's settings."""
+        with self._tunnels.leading_to(serve) as number:
+            yield number
 
     async def program(
         self, take: Callable[[bytes], None], begun: Begun, **header: Any

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,6 +19,9 @@ WINDOW: Final = 1 << 20
 """Bytes on their way in one direction; the agent has the same."""
 CHUNK: Final = 1 << 17
 Take = Callable[[bytes], None]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+Target = tuple[str, int] | Serve
+"""Where a stream leads: a host and port, or what serves it in this process."""
 
 
 class _Send(Protocol):
@@ -33,7 +37,7 @@ class Tunnels:
 
     def __init__(self, send: _Send) -> None:
         self._send = send
-        self._targets: dict[int, tuple[str, int]] = {}
+        self._targets: dict[int, Target] = {}
         self._numbers = itertools.count(1)
         self._tunnels: dict[int, _Tunnel] = {}
         self._programs: dict[int, _Program] = {}
@@ -53,7 +57,7 @@ class Tunnels:
         self._programs.pop(number, None)
 
     @contextmanager
-    def leading_to(self, target: tuple[str, int]) -> Iterator[int]:
+    def leading_to(self, target: Target) -> Iterator[int]:
         """Give a target a number; it is forgotten when the block fails."""
         number = next(self._numbers)
         self._targets[number] = target
@@ -104,7 +108,7 @@ class _Program:
 
 class _Tunnel:
     def __init__(
-        self, number: int, target: tuple[str, int], send: _Send, over: Callable[[int], None]
+        self, number: int, target: Target, send: _Send, over: Callable[[int], None]
     ) -> None:
         self._number = number
         self._send = send
@@ -113,6 +117,7 @@ class _Tunnel:
         self._credit = WINDOW
         self._held = 0
         self._has_credit = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(target))
 
     def take(self, op: str, count: int, body: bytes) -> None:
@@ -135,10 +140,18 @@ class _Tunnel:
     def _tell(self, what: str, body: bytes = b"", **more: int) -> None:
         self._send({"op": "stream", "s": self._number, "what": what, **more}, body)
 
-    async def _run(self, target: tuple[str, int]) -> None:
+    async def _reach(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(target, tuple):
+            return await asyncio.open_connection(*target)
+        ours, theirs = socket.socketpair()
+        served = await asyncio.open_connection(sock=theirs)
+        self._serving = asyncio.create_task(target(*served))
+        return await asyncio.open_connection(sock=ours)
+
+    async def _run(self, target: Target) -> None:
         writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.open_connection(*target)
+            reader, writer = await self._reach(target)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._from_box(writer))
                 both.create_task(self._to_box(reader))
@@ -148,6 +161,8 @@ class _Tunnel:
             self._over(self._number)
             if writer is not None:
                 writer.close()
+            if self._serving is not None:
+                self._serving.cancel()
 
     async def _from_box(self, writer: asyncio.StreamWriter) -> None:
         while data := await self._to_target.get():

@@ -285,6 +285,11 @@ class Agent:
         self.roots = [self.root, *header.get("more_roots", ())]
         self.confine = bool(header.get("confine"))
         self.env = {"HOME": self.root, "PWD": self.root, **header.get("env", {})}
+        if header.get("proxy"):
+            self.streams.proxy(**header["proxy"])
+            url = "http://127.0.0.1:%d" % header["proxy"]["port"]
+            for name, value in (("http", url), ("https", url), ("no", "localhost,127.0.0.1,::1")):
+                self.env.update({name + "_proxy": value, name.upper() + "_PROXY": value})
         if header.get("ttl_s"):
             self.ends_at = time.monotonic() + header["ttl_s"]
         said = {"protocol": PROTOCOL, "pid": self.pid, "root": self.root}

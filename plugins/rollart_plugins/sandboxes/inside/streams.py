@@ -54,14 +54,14 @@ class Streams:
         self.listeners[listener] = (path, os.lstat(path).st_ino)
         self.listen(listener, number)
 
-    def proxy(self, port: int, number: int) -> None:
+    def proxy(self, port: int, forward: int) -> None:
         """Listen on a port of the box's own loopback."""
         import socket
 
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        self.listen(listener, number)
+        self.listen(listener, forward)
 
     def listen(self, listener: socket.socket, number: int) -> None:
         listener.listen(64)
