@@ -8,6 +8,7 @@ in their order, and so nobody waits for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Admission:
         self.ledger = ledger
         self._look = look_at_machine
         self._head = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._seen = ""
 
     async def admit(self, request: Request, make_room: Callable[[], Awaitable[object]]) -> Line:
@@ -78,17 +80,24 @@ class Admission:
         async with self.ledger.locked():
             return None if self.ledger.someone_waits() else self._enter(request, 0.0)
 
+    def look_again(self) -> None:
+        """Wake who waits: a box of this process is up, or gone."""
+        self._changed.set()
+
     async def _wait(self, request: Request, make_room: Callable[[], Awaitable[object]]) -> Line:
         began = time.monotonic()
         async with self.ledger.queued() as turn:
             while True:
+                self._changed.clear()
                 async with self.ledger.locked():
                     if turn.has_come():
                         line = self._enter(request, time.monotonic() - began)
                         if line is not None:
                             return line
                 await make_room()
-                await asyncio.sleep(_POLL_S)
+                with contextlib.suppress(TimeoutError):  # other processes cannot wake this one
+                    async with asyncio.timeout(_POLL_S):
+                        await self._changed.wait()
 
     def _enter(self, request: Request, waited_s: float) -> Line | None:
         """Enter a box if there is room; the ledger is locked."""

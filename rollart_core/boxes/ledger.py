@@ -29,6 +29,8 @@ from rollart_core.boxes.owner import labels, owner_mark
 from rollart_core.errors import SandboxFailure
 
 FOLDER_VARIABLE: Final = "ROLLART_BOXES_DIR"
+RUN_VARIABLE: Final = "ROLLART_RUN"
+"""Names the run, in its processes."""
 _LOCK: Final = ".lock"
 _QUEUE: Final = "queue"
 _POLL_S: Final = 0.005
@@ -51,6 +53,8 @@ class BoxRecord:
     ttl_s: float | None = None
     reserve_bytes: int = 0
     """Memory it is expected to use."""
+    run: str = ""
+    """Name of the run it is for, where there is one."""
     is_idle: bool = False
     """Warm: it waits for an episode."""
     left: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class Ledger:
             opened_at=record.opened_at,
             ttl_s=record.ttl_s,
             reserve_bytes=record.reserve_bytes,
+            run=record.run,
         )
         return line
 
@@ -231,6 +236,7 @@ def new_record(sandbox: str, *, ttl_s: float | None, reserve_bytes: int) -> BoxR
         opened_at=time.time(),
         ttl_s=ttl_s,
         reserve_bytes=reserve_bytes,
+        run=os.environ.get(RUN_VARIABLE, ""),
     )
 
 

@@ -146,6 +146,7 @@ class BoxPool:
             with boundary(SandboxFailure, "sandbox.start"):
                 await kept.box.start()
                 line.tell(ready_at=time.time())
+            self._admission.look_again()
         except BaseException:
             await self._closed(kept)
             raise
@@ -212,6 +213,7 @@ class BoxPool:
                     is_gone = True
         finally:
             kept.line.close(is_gone=is_gone)
+            self._admission.look_again()
 
     def _spawn(
         self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]

@@ -41,7 +41,7 @@ def list_boxes(as_json: Json = False) -> None:
     if not found:
         typer.echo("No box lives on this machine.")
         return
-    columns = ("sandbox", "id", "owner", "state", "age", "time left", "memory")
+    columns = ("sandbox", "id", "owner", "run", "state", "age", "time left", "memory")
     print_table(f"{len(found)} boxes", columns, [_row(record, now) for record in found])
     if any(record.is_orphan for record in found):
         typer.echo("The owners of orphans are gone: `rollart sandbox reap` removes what they left.")
@@ -118,7 +118,7 @@ def _row(record: BoxRecord, now: float) -> Sequence[str]:
     left = "" if record.ttl_s is None else _span(record.opened_at + record.ttl_s - now)
     owner = f"{record.pid or '?'} ({'gone' if record.is_orphan else 'alive'})"
     age = _span(now - record.opened_at)
-    return (_wall(record), record.name, owner, _state(record), age, left, memory)
+    return (_wall(record), record.name, owner, record.run, _state(record), age, left, memory)
 
 
 def _wall(record: BoxRecord) -> str:
@@ -153,6 +153,7 @@ def _as_dict(record: BoxRecord, now: float) -> dict[str, object]:
         "sandbox": record.sandbox,
         "id": record.name,
         "owner_pid": record.pid,
+        "run": record.run,
         "state": _state(record),
         "age_s": now - record.opened_at,
         "ttl_left_s": left,

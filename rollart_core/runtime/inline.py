@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollart_core.boxes.ledger import RUN_VARIABLE
 from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import InlineRuntime as InlineConfig
 from rollart_core.config import NewModel, PluginRef
@@ -146,7 +147,8 @@ class InlineRuntime:
 
     def _process(self, name: str, threads: int = 1) -> PartProcess:
         log = self._run_dir / "logs" / f"{name}.log"
-        return PartProcess(name, log_path=log, num_threads=threads)
+        whose = {RUN_VARIABLE: self._run_dir.name}
+        return PartProcess(name, log_path=log, num_threads=threads, environment=whose)
 
 
 def local_pool() -> Pool:

@@ -25,18 +25,27 @@ from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode
 class PartProcess:
     """One part of the run in a process of its own."""
 
-    def __init__(self, name: str, *, log_path: Path | None = None, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        log_path: Path | None = None,
+        num_threads: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Describe the process; ``start`` brings it up.
 
         Args:
             name: What errors and the log call it.
             log_path: Where its stdout and stderr go; None: to this process's stderr.
             num_threads: CPU threads of numeric libraries in it.
+            environment: Variables it has besides those of this process.
         """
         self.name = name
         self.on_death: Callable[[PartProcess], None] | None = None
         self._log_path = log_path
         self._num_threads = num_threads
+        self._more = dict(environment or {})
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
@@ -173,4 +182,5 @@ class PartProcess:
             "MKL_NUM_THREADS": threads,
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONPATH": path,
+            **self._more,
         }
