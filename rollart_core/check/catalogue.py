@@ -40,6 +40,7 @@ ENVIRONMENT_RUNTIME: Final = (
     "async_agrees",
     "corpus",
     "nothing_left_open",
+    "no_box_left",
     "within_timeouts",
     "close_twice",
     "works_offline",
@@ -50,6 +51,7 @@ ENVIRONMENT_SEMANTIC: Final = (
     "random_stays_below_the_oracle",
     "same_verdict_twice",
     "secrets_are_hidden",
+    "box_hides_secrets",
     "malformed_actions",
     "reward_in_range",
 )

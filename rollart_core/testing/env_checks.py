@@ -15,7 +15,7 @@ from typing import Final
 from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.spaces import Text
-from rollart_core.testing import runtime_checks, semantic_checks
+from rollart_core.testing import box_checks, runtime_checks, semantic_checks
 from rollart_core.testing.answers import checked_reset, checked_step, difference, first_difference
 from rollart_core.testing.play import (
     Policy,
@@ -206,11 +206,13 @@ CHECKS: Final[Mapping[str, Check]] = {
     "async_agrees": check_async,
     "corpus": check_corpus,
     "nothing_left_open": runtime_checks.check_nothing_left_open,
+    "no_box_left": box_checks.check_no_box_left,
     "oracle_reaches_the_top": semantic_checks.check_oracle,
     "noop_stays_at_the_floor": semantic_checks.check_noop,
     "random_stays_below_the_oracle": semantic_checks.check_random,
     "same_verdict_twice": semantic_checks.check_same_verdict,
     "secrets_are_hidden": semantic_checks.check_secrets,
+    "box_hides_secrets": box_checks.check_box_hides_secrets,
     "malformed_actions": semantic_checks.check_malformed,
     "reward_in_range": semantic_checks.check_reward_range,
     "within_timeouts": runtime_checks.check_timeouts,
@@ -233,6 +235,7 @@ NEEDS: Final[Mapping[str, Sequence[str]]] = {
             "noop_stays_at_the_floor",
             "random_stays_below_the_oracle",
             "secrets_are_hidden",
+            "box_hides_secrets",
             "reward_in_range",
         ),
         _TASKS,

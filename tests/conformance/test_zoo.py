@@ -61,6 +61,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.NoCorpus, "corpus", {}),
     (zoo.LeavesThreads, "nothing_left_open", {}),
     (zoo.LeavesFiles, "nothing_left_open", {}),
+    (zoo.LeavesABox, "no_box_left", {}),
     (zoo.SlowOnce, "within_timeouts", {"timeouts": Timeouts(step_s=0.2)}),
     (zoo.ClosesOnce, "close_twice", {}),
     (zoo.PoorOracle, "oracle_reaches_the_top", {}),
@@ -70,6 +71,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.TellsTheErring, "secrets_are_hidden", {}),
     (zoo.AnswersInInfo, "secrets_are_hidden", {}),
     (zoo.SecretsInInfo, "secrets_are_hidden", {}),
+    (zoo.SecretsInTheBox, "box_hides_secrets", {}),
     (zoo.Fragile, "malformed_actions", {}),
     (zoo.Fines, "reward_in_range", {}),
 ]

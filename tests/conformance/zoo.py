@@ -13,10 +13,13 @@ import time
 
 import gymnasium
 
+from rollart_core.boxes import loop
+from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.contracts.reward import Reward, RewardResult
 from rollart_core.hookspecs import hookimpl
 from rollart_core.spaces import Text
+from rollart_core.testing.sandbox import FakeSandbox
 
 SPLITS = ("train", "test")
 LEFT_OPEN: list[object] = []
@@ -279,6 +282,52 @@ class AnswersInInfo(Good):
 class SecretsInInfo(Good):
     def info(self):
         return {**super().info(), "debug": {"notes": ["task", *self.secrets()]}}
+
+
+class PlainBox(FakeSandbox):
+    def __init__(self, **options):
+        super().__init__()
+
+
+class LeftBox:
+    def __init__(self, boxes, box):
+        self.boxes, self.box = boxes, box
+
+    def close(self):
+        loop.run(self.boxes.give_back(self.box))
+
+
+class LeavesABox(Good):
+    """Always one, so that they do not grow in number."""
+
+    def reset(self, **kwargs):
+        for left in [thing for thing in LEFT_OPEN if isinstance(thing, LeftBox)]:
+            LEFT_OPEN.remove(left)
+            left.close()
+        boxes = BoxSource("zoo:PlainBox")
+        LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
+        return super().reset(**kwargs)
+
+
+class SecretsInTheBox(Good):
+    """Its box, one for all, has a folder with the hidden tests of the task."""
+
+    @property
+    def box(self):
+        return next((thing.box for thing in LEFT_OPEN if isinstance(thing, LeftBox)), None)
+
+    def secrets(self):
+        answer = self.oracle()
+        return [f"def test_sum():\n    assert add(*numbers()) == {answer}\n    again({answer})\n"]
+
+    def reset(self, **kwargs):
+        answer = super().reset(**kwargs)
+        if self.box is None:
+            boxes = BoxSource("process", {"trusted": True})
+            LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
+        content = f"# Tests\n{self.secrets()[0]}".encode()
+        loop.run(self.box.write_file("deep/below/tests.py", content))
+        return answer
 
 
 class Leaves(Good):
