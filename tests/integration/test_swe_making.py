@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import typer
 from swe_history import STEPS, write
 
+from rollart_core import registry
 from rollart_core.boxes import loop
 from rollart_core.boxes.source import box_source
 from rollart_core.errors import UserError
+from rollart_envs.swe.cli import app
 from rollart_envs.swe.make_command import Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits, commits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
@@ -88,7 +91,11 @@ def needs_bwrap() -> None:
 
 @pytest.mark.slow
 def test_a_history_gives_tasks_that_tell_of_behaviour(
-    history: Path, site: Path, open_folder: Path, needs_bwrap: None
+    history: Path,
+    site: Path,
+    open_folder: Path,
+    needs_bwrap: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = mined(history, site, open_folder / "mined", 3, needs_bwrap)
     found = rows(folder)
@@ -106,6 +113,43 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
         assert "shelf/" not in str(row["test_patch"])
     again = mined(history, site, open_folder / "mined", 3, needs_bwrap)
     assert rows(again) == found
+    moved = (open_folder / "mined").rename(open_folder / "moved")
+    assert validated(moved / "tasks.jsonl", capsys) == (0, ["full none"] * 3)
+    with (moved / "tasks.jsonl").open("a") as file:
+        lost = {**fix, "instance_id": "lost", "base_commit": "0123456789"}
+        wrong = {**fix, "instance_id": "wrong", "patch": wrap["patch"]}
+        file.write("".join(json.dumps(row) + "\n" for row in (lost, wrong, {"repo": "shelf"})))
+    code, verdicts = validated(moved / "tasks.jsonl", capsys)
+    assert code == 1
+    assert verdicts == ["full none"] * 3 + ["error error", "none none", "error error"]
+
+
+def validated(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[object, list[str]]:
+    """Run ``rollart swe validate`` and return its exit code, and gold and empty of each row."""
+    capsys.readouterr()
+    command = typer.main.get_command(app)
+    code = command.main(["validate", str(file), "--json"], "rollart swe", standalone_mode=False)
+    report = json.loads(capsys.readouterr().out)
+    return code, [f"{row['gold']} {row['empty']}" for row in report["rows"]]
+
+
+@pytest.mark.slow
+def test_a_task_is_played_where_it_was_made(
+    history: Path, site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    folder = mined(history, site, open_folder / "played", 1, needs_bwrap)
+    env = registry.make("swe/Repair-v1", tasks=str(folder.tasks), sandbox="bubblewrap")
+    try:
+        env.reset(seed=0, options={"task": 0, "split": "train"})
+        over, reward = False, 0.0
+        while not over:
+            action = env.oracle()
+            assert action is not None
+            _, reward, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+        assert reward == 1.0
+    finally:
+        env.close()
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ _ENV: Final = {
 _DIFF: Final = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index")
 # A person's own folder may belong to somebody else, as in a container.
 _SAFE: Final = ("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null")
+_BARE: Final = ("--template=",)
+"""Without sample hooks."""
 _PREFIXES: Final = ("--src-prefix=a/", "--dst-prefix=b/")
 
 
@@ -54,7 +56,7 @@ class Mirror:
         mirror = cls(path)
         if not (path / "HEAD").exists():
             path.mkdir(parents=True, exist_ok=True)
-            _git("init", "-q", "--bare", "--initial-branch=main", str(path))
+            _git("init", "-q", "--bare", *_BARE, "--initial-branch=main", str(path))
             mirror._take_all()
         return mirror
 
@@ -73,7 +75,7 @@ class Mirror:
         part = path.with_name(path.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
         try:
-            _git("clone", "-q", "--bare", "--no-hardlinks", "--", source, str(part))
+            _git("clone", "-q", "--bare", *_BARE, "--no-hardlinks", "--", source, str(part))
         except GitError:
             shutil.rmtree(part, ignore_errors=True)
             raise

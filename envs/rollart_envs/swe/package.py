@@ -181,8 +181,10 @@ def pip(*arguments: str, what: str) -> None:
 
 
 def _reason(said: str) -> str:
-    errors = [line for line in said.splitlines() if line.startswith("ERROR: ")]
-    lines = errors or [line for line in said.splitlines() if line.strip()] or ["pip said nothing"]
+    lines = [line for line in said.splitlines() if line.strip()] or ["pip said nothing"]
+    errors = [line for line in lines if line.startswith("ERROR: ")]
+    if errors and errors[-1] != "ERROR: Exception:":  # else the last line is the reason
+        lines = errors
     return first_line(lines[-1].removeprefix("ERROR: "))
 
 

@@ -46,7 +46,11 @@ def judge_for(boxes: BoxSource, python: str) -> Callable[[TaskFolder], Judge]:
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the boxes' loop to its end; when interrupted, wait until it tidied up."""
+    """Run a coroutine on the boxes' loop to its end; when interrupted, wait until it tidied up.
+
+    Raises:
+        UserError: It was interrupted, or a file could not be read or written.
+    """
     ended = threading.Event()
 
     async def watched() -> T:
@@ -62,6 +66,9 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
         future.cancel()
         ended.wait(_END_S)
         raise UserError("stopped; what is done is kept: give the same command to go on") from None
+    except OSError as error:  # a full disk, a folder that may not be written
+        what = f"{error.filename}: " if error.filename else ""
+        raise UserError(f"{what}{error.strerror or error}; what is done is kept") from error
 
 
 def _wrong(what: str, report: Report, wanted: str) -> str:
