@@ -23,6 +23,7 @@ from rollart_core.boxes.options import PoolOptions
 from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
 from rollart_core.contracts.spec import PluginSpec
+from rollart_core.isolation.config import Isolation
 from rollart_core.plugins import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
 
@@ -34,6 +35,7 @@ PAGES = (
     "docs/webshop.md",
     "docs/adapters.md",
     "docs/sandboxes.md",
+    "docs/isolation.md",
     "docs/swe.md",
 )
 FOLDERS = (
@@ -59,6 +61,7 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
     for name, model in plugin_models().items():
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
+    tables["isolation"] = lambda: _fields(fields_of(Isolation))
     tables["boxes.pool"] = lambda: _fields(fields_of(PoolOptions))
     tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))
     for name, model in adapter_models().items():

@@ -233,6 +233,10 @@ def _boxed(
     config: RunConfig, env: ResolvedPlugin[EnvSpec]
 ) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
     """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    if registry.ISOLATION in env.options:
+        from rollart_core.isolation.config import lifetime_problems
+
+        return env, [f.under("env") for f in lifetime_problems(env.options, config.deadlines)]
     if "sandbox" not in env.options or not config_boxes.runs_in_a_box(env.spec.id):
         return env, []
     reset_s = config.deadlines.reset_s or env.spec.timeouts.reset_s

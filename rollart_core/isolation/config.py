@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rollart_core import registry
 from rollart_core.boxes.options import PoolOptions
+from rollart_core.config import Deadlines
 from rollart_core.errors import ConfigError
 from rollart_core.problems import Problem, of_validation
 
@@ -98,6 +99,19 @@ def problems_of(given: object) -> list[Problem]:
         return [p.under(KEY) for p in of_validation(e, Isolation)]
     faults = registry.option_problems("sandboxes", isolation.sandbox, isolation.options)
     return [fault.under(KEY) for fault in faults]
+
+
+def lifetime_problems(options: Mapping[str, object], deadlines: Deadlines) -> list[Problem]:
+    """Return where an episode could outlive its box, whose second half of life it may begin in."""
+    isolation = Isolation.model_validate(options[KEY])
+    ttl_s = float(isolation.options["ttl_s"])
+    if deadlines.episode_s < ttl_s / 2:
+        return []
+    message = (
+        f"{ttl_s:g} s: must be more than twice deadlines.episode_s ({deadlines.episode_s:g} s), "
+        "since a box serves many episodes"
+    )
+    return [Problem((KEY, "ttl_s"), message)]
 
 
 def checked(given: object) -> Isolation:

@@ -93,7 +93,7 @@ def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> 
             "(`rollart new-env` makes one), or name it with --file"
         )
     docker = _docker()
-    argv = [docker, "build", "--file", str(dockerfile)]
+    argv = [docker, "build", "--force-rm", "--file", str(dockerfile)]
     argv += [word for tag in tags for word in ("--tag", tag)]
     argv += [word for arg in build.build_args for word in ("--build-arg", arg)]
     argv += ["--network", build.network] if build.network else []

@@ -15,6 +15,7 @@ PAGES = (
     "docs/webshop.md",
     "docs/adapters.md",
     "docs/sandboxes.md",
+    "docs/isolation.md",
     "docs/swe.md",
 )
 

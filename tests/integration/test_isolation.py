@@ -19,6 +19,7 @@ from sandbox_walls import HELD, IMAGE, missing
 
 from rollart_core import registry
 from rollart_core.boxes import loop
+from rollart_core.config_load import load_config
 from rollart_core.errors import (
     ConfigError,
     DeadlineFailure,
@@ -32,6 +33,7 @@ from rollart_core.isolation import box as box_module
 from rollart_core.isolation import seats
 from rollart_core.isolation.image import Build, build_image, find_project
 from rollart_core.isolation.venv import made_venv
+from rollart_core.resolve import resolve_run
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 
 ODD = "odd_env:OddEnv"
@@ -311,6 +313,27 @@ def test_a_python_with_rollart_knows_ids_and_tells_their_specs() -> None:
     assert checked["reward"] == "native"
     assert checked["isolation"] == given["isolation"]
     assert registry.checked_options("environments", "gymnasium::FrozenLake-v1", checked) == checked
+
+
+def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: Path) -> None:
+    def faults(**more: Any) -> str:
+        isolated = {**isolation("venv", folder), **more.pop("isolation", {})}
+        env = {"id": "odd_env:VowelEnv", "isolation": isolated, **more}
+        path = tmp_path / "run.yaml"
+        path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path))
+        try:
+            found = resolve_run(load_config(path), source="x.yaml", import_classes=True)
+        except ConfigError as e:
+            return str(e)
+        path.write_text(found.to_yaml())
+        assert resolve_run(load_config(path)).as_dict() == found.as_dict()
+        return ""
+
+    assert faults() == ""
+    assert faults(colour="red") == "x.yaml: env.colour: unknown key"
+    assert "x.yaml: env.isolation.kind: " in faults(isolation={"kind": "jail"})
+    assert "env.isolation.ttl_s: 900 s: must be more than twice" in faults(isolation={"ttl_s": 900})
+    assert "env: odd_env:VowelEnv: in its box (" in faults(isolation={"env": {}})
 
 
 def test_a_box_that_lies_about_itself_is_refused() -> None:
