@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from sandbox_walls import no_bubblewrap
+from sandbox_walls import IMAGE, no_bubblewrap, no_docker
 from swe_repositories import shapes_task
 
 from rollart_core.boxes import loop
@@ -15,8 +14,6 @@ from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe.taskbook import own_file
 from rollart_envs.swe.validate import Verdict, validate
-
-IMAGE = "rollart-test:latest"
 
 
 @pytest.fixture
@@ -103,8 +100,8 @@ def test_every_row_of_humanevalpack_is_sound_behind_bubblewrap(boxes, shared_dir
 @pytest.mark.docker
 @pytest.mark.timeout(2400)
 def test_every_row_of_humanevalpack_is_sound_in_containers(shared_dir):
-    if not os.environ.get("DOCKER_HOST"):
-        pytest.skip("DOCKER_HOST says no Docker engine")
+    if why := no_docker():
+        pytest.skip(why)
     source = box_source({"id": "docker", "image": IMAGE, "pull": "never"})
     path = shared_dir / "data/swe/humanevalpack_python.jsonl"
     found = verdicts(path, source, concurrency=4)
