@@ -24,7 +24,7 @@ _POLL_S: Final = 0.03
 _WAIT_S: Final = 60.0
 _BOXES_A_CPU: Final = 32
 _MEND: Final = (
-    "lower rollout.concurrency, or env.pool.reserve_bytes if boxes use less, or free the machine "
+    "lower rollout.max_concurrent, or env.pool.reserve_bytes if boxes use less, or free the machine "
     "(`rollart sandbox list` shows whose boxes there are)"
 )
 

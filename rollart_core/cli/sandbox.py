@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollart_core.cli.options import as_options
-from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.output import print_columns, print_json, print_table
 
 if TYPE_CHECKING:
     from rollart_core.boxes.doctor import Diagnosis
@@ -42,7 +42,7 @@ def list_boxes(as_json: Json = False) -> None:
         typer.echo("No box lives on this machine.")
         return
     columns = ("sandbox", "id", "owner", "run", "state", "age", "time left", "memory")
-    print_table(f"{len(found)} boxes", columns, [_row(record, now) for record in found])
+    print_columns(f"Boxes: {len(found)}", columns, [_row(record, now) for record in found])
     if any(record.is_orphan for record in found):
         typer.echo("The owners of orphans are gone: `rollart sandbox reap` removes what they left.")
 
@@ -112,9 +112,7 @@ def _show(title: str, findings: Iterable[Finding]) -> None:
 
 def _row(record: BoxRecord, now: float) -> Sequence[str]:
     used = record.used_bytes
-    memory = f"{record.reserve_bytes >> 20} MiB expected"
-    if used is not None:
-        memory = f"{used / 2**20:.0f} of {memory}"
+    memory = f"{'?' if used is None else used >> 20} of {record.reserve_bytes >> 20} MiB"
     left = "" if record.ttl_s is None else _span(record.opened_at + record.ttl_s - now)
     owner = f"{record.pid or '?'} ({'gone' if record.is_orphan else 'alive'})"
     age = _span(now - record.opened_at)
