@@ -21,7 +21,7 @@ from rollart_core.isolation.recipe import Recipe
 
 GRACE_S: Final = 2.0
 """How long the answer to a call that was given up may still come before the box is killed."""
-MAX_LINE: Final = 64 << 20
+MAX_LINE: Final = 16 << 20
 _FILES: Final = ("server.py", "session.py")
 _FOLDER: Final = ".rollart"
 _ENV: Final = {"PYTHONUTF8": "1"}

@@ -15,7 +15,7 @@ import gymnasium
 from rollart_core.boxes import loop
 from rollart_core.errors import PluginError, SandboxFailure
 from rollart_core.isolation import config
-from rollart_core.isolation.recipe import recipe_of
+from rollart_core.isolation.recipe import Recipe, recipe_of
 from rollart_core.isolation.seats import Seat
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
@@ -90,7 +90,7 @@ async def open_env(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
         EpisodeError: When the box does not start, or the environment's making raised.
     """
     given, rest = config.split(options)
-    recipe = await asyncio.to_thread(lambda: recipe_of(config.checked(given), env_id))
+    recipe = await asyncio.to_thread(_recipe, given, env_id)
     seat = Seat(recipe, env_id, rest)
     await loop.on_loop(seat.open())
     return IsolatedEnv(seat)
@@ -104,7 +104,7 @@ def make(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
         EpisodeError: As :func:`open_env`.
     """
     given, rest = config.split(options)
-    seat = Seat(recipe_of(config.checked(given), env_id), env_id, rest)
+    seat = Seat(_recipe(given, env_id), env_id, rest)
     try:
         loop.run(seat.open())
     except SandboxFailure as e:
@@ -112,6 +112,18 @@ def make(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
             raise
         raise PluginError(f"{env_id}: {e}") from e
     return IsolatedEnv(seat)
+
+
+_recipes: dict[str, Recipe] = {}
+
+
+def _recipe(given: object, env_id: str) -> Recipe:
+    """Return what a box is made of: asked of pip and the Python once, not for each episode."""
+    isolation = config.checked(given)
+    key = f"{env_id} {isolation.model_dump_json()}"
+    if key not in _recipes:
+        _recipes[key] = recipe_of(isolation, env_id)
+    return _recipes[key]
 
 
 def _pair(answer: Any) -> Reset:

@@ -147,7 +147,8 @@ class Streams:
         rest = tunnel.waiting.popleft()[sent:]
         if rest:
             tunnel.waiting.appendleft(rest)
-        self.agent.send({"op": "ack", "s": tunnel.number, "n": sent})
+        if tunnel.number > 0:  # who speaks with a program keeps to its own measure
+            self.agent.send({"op": "ack", "s": tunnel.number, "n": sent})
         if not tunnel.waiting and tunnel.write_ended:
             tunnel.connection.shutdown(SHUT_WR)
 
