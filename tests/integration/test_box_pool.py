@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_walls import no_bubblewrap
+from sandbox_walls import EACH_WALL, IN_DOCKER, missing, no_bubblewrap
 from typer.testing import CliRunner
 
 from rollart_core.boxes import loop, source
@@ -25,7 +25,11 @@ from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.cli.sandbox import app
 from rollart_core.errors import ConfigError, SandboxFailure
 
-WALLS: dict[str, dict[str, object]] = {"bubblewrap": {}, "process": {"trusted": True}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "bubblewrap": {},
+    "process": {"trusted": True},
+    "docker": dict(IN_DOCKER),
+}
 OWNER = """
 import os, sys, time
 from rollart_core.boxes import loop
@@ -62,11 +66,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert list(scratch.iterdir()) == []
 
 
-@pytest.fixture(params=list(WALLS))
+@pytest.fixture(params=EACH_WALL)
 def wall(request: pytest.FixtureRequest) -> dict[str, object]:
-    if request.param == "bubblewrap" and (why := no_bubblewrap()):
+    if why := missing(request.param):
         pytest.skip(why)
-    return {"id": request.param, **WALLS[request.param]}
+    return {"id": request.param, **OPTIONS[request.param]}
 
 
 @pytest.fixture
