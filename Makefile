@@ -62,7 +62,7 @@ adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the
 	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
 	$(PY) -m pytest -m adapters $(ARGS) tests/adapters/test_real_runs.py
 
-wheelhouse: $(WHEELHOUSE)/.complete-to-train ## Fetch the wheels that the packaging tests install offline.
+wheelhouse: $(WHEELHOUSE)/.complete-to-train $(WHEELHOUSE)/sdists/.complete ## Fetch what tests install offline.
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
@@ -108,4 +108,12 @@ $(WHEELHOUSE)/.complete-to-train: $(WHEELHOUSE)/.complete
 		> $(WHEELHOUSE)/requirements-train.txt
 	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements-train.txt \
 		$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	@touch $@
+
+# Packages that bring their tests: `rollart swe make` makes tasks of them.
+SDISTS := inflection python-slugify
+$(WHEELHOUSE)/sdists/.complete: $(WHEELHOUSE)/.complete
+	@mkdir -p $(@D)
+	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) text-unidecode wheel
+	$(PIP) download -q --no-deps $(SDISTS:%=--no-binary %) -d $(@D) $(SDISTS)
 	@touch $@

@@ -38,6 +38,8 @@ class MineOrder:
     jobs: int = 2
     revision: str = "HEAD"
     """Where history ends."""
+    name: str = ""
+    """The repository's, for rows and statements; empty: as in its address."""
     requires: tuple[str, ...] = ()
     python_path: tuple[Path, ...] = ()
     """Folders with what the tests import; none: it is installed."""
@@ -58,7 +60,7 @@ async def mine_tasks(
         SandboxFailure: Boxes do not come up.
     """
     order.folder.make()
-    name = name_of(order.repo)
+    name = name_of(order.name or order.repo)
     heard(f"reading {order.repo}", None)
     mirror = await asyncio.to_thread(_mirror, order, name)
     head = _head(mirror, order)

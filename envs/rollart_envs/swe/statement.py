@@ -16,6 +16,8 @@ MAX_SHOWN: Final = 4
 """Tests that are told of at length."""
 _LINES: Final = 14
 _LINE_CHARS: Final = 200
+_FOR_PYTEST: Final = re.compile(r"\b[Uu]se '?-vv?'? to (?:get|show)")
+"""What pytest tells those who call it."""
 _WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
 
 
@@ -82,6 +84,7 @@ def _told(test: str, failed: Failed, hidden: list[str]) -> list[str]:
         text += ["Expected:", "", "```python", *tried, "```", ""]
     lines = [_tidied(line) for line in failed.message.splitlines()[:_LINES]]
     kept = [line for line in lines if line.strip() and not _holds(line, hidden)]
+    kept = [line for line in kept if not _FOR_PYTEST.search(line)]
     if kept:
         text += ["Observed:", "", "```", *kept, "```", ""]
     return text
