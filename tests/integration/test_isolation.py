@@ -258,6 +258,35 @@ def test_state_of_an_episode_is_fresh(folder: Path) -> None:
         env.close()
 
 
+LEAVES = """
+import json, os, signal, sys
+from rollart_core import registry
+how, given = sys.argv[1], json.loads(sys.argv[2])
+env = registry.make("odd_env:OddEnv", isolation=given)
+env.reset()
+print(env.step("pid")[0], flush=True)
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "forgetful"])
+def test_a_process_that_ends_without_closing_leaves_nothing(how: str, folder: Path) -> None:
+    given = json.dumps(isolation("venv", folder))
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, how, given], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == (-9 if how == "killed" else 0), done.stderr
+    assert time.monotonic() - began < 30
+    pid = int(done.stdout)
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{pid} lives")
+
+
 @pytest.mark.parametrize("version", ["3.8", "3.13"])
 def test_another_python(version: str, folder: Path) -> None:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
