@@ -7,19 +7,23 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 
 from rollart_core.errors import SandboxFailure
+from rollart_plugins.sandboxes import docker_host
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_plugins.sandboxes.config import DockerConfig
 from rollart_plugins.sandboxes.docker import DockerSandbox
+from rollart_plugins.sandboxes.engine import Engine
 from rollart_plugins.sandboxes.process import ProcessSandbox
 
 MIB = 1 << 20
 IMAGE = os.environ.get("ROLLART_TEST_IMAGE", "rollart-test:latest")
 """What `tests/docker/engine up` makes."""
-IN_DOCKER = {"image": IMAGE, "pull": "never"}
+IN_DOCKER: dict[str, Any] = {"image": IMAGE, "pull": "never"}
 
 MAKERS: dict[str, Callable[..., AgentSandbox]] = {
     "process": lambda **options: ProcessSandbox(trusted=True, **options),
@@ -38,6 +42,9 @@ def missing(wall: str) -> str:
     """Why a wall does not work here; empty where it does."""
 
     async def attempt() -> None:
+        if wall == "docker":  # with engine and image a box has to come up
+            await docker_host.image(Engine(), DockerConfig(**IN_DOCKER))
+            return
         async with opened(wall):
             pass
 

@@ -84,6 +84,7 @@ def test_limits_are_the_engines_and_the_figures_are_there() -> None:
             assert host["PidsLimit"] == 77 if held["num_pids"] else True
             assert host["NanoCpus"] == 500_000_000 if held["cpus"] else True
             assert (host["NetworkMode"], host["LogConfig"]["Type"]) == ("none", "none")
+            assert (host["ReadonlyRootfs"], host["IpcMode"]) == (True, "private")
             shown = await box.exec(sh("ulimit -n; ulimit -c"), timeout_s=30)
             assert shown.stdout == b"99\n0\n"
             before = box.memory_used_bytes
