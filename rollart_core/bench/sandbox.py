@@ -1,60 +1,226 @@
-"""`rollart bench sandbox`: how long a box takes to start, to run a command, and to be reset.
+"""`rollart bench sandbox`: boxes beside `docker exec`: starts, commands, resets, memory.
 
-Takes: which sandbox, and how often. Gives: rows in milliseconds. Never: knows a wall by anything
-but its name, or compares with a peer that is not there (``docker exec`` has no row yet).
+Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is a row
+that says so. Never: knows a wall by anything but its name and the options of its config.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import quantiles
+from statistics import median, quantiles
+from typing import Any
 
 from rollart_core import registry
+from rollart_core.bench.box_memory import memory_bytes
+from rollart_core.bench.docker_exec import DockerExec
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import EpisodeError, UserError, first_line
 
 MARK_START_MS = 60.0
+MARK_EXEC = 10.0
+IMAGE = "rollart-test:latest"
+_FOLDERS, _FILES = 80, 25
+_GIT = "git reset -q --hard && git clean -qfdx"
+_CHANGE = "echo x > d3/f4; rm d5/f6; mkdir new; echo y > new/file"
+_REPOSITORY = f"""
+for i in $(seq {_FOLDERS}); do
+  mkdir d$i; for j in $(seq {_FILES}); do echo $i $j > d$i/f$j; done
+done
+git init -q . && git config user.email a@example.org && git config user.name A || exit
+git add . && git commit -qm first && git gc -q
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    num_boxes: int
+    """One after the other."""
+    num_execs: int
+    """In each."""
+    num_resets: int
+    """In one box."""
+    num_started: int
+    """At once, for boxes/s."""
+    num_held: int
+    """At the same time."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds of one sandbox."""
+
+    start: list[float] = field(default_factory=list)
+    close: list[float] = field(default_factory=list)
+    exec: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """Of each peer's median to ours, box by box."""
+    reset: list[float] = field(default_factory=list)
+    git: list[float] = field(default_factory=list)
+    boxes_a_second: float = 0.0
+    num_held: int = 0
+    memory_bytes: list[int] = field(default_factory=list)
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``sandbox`` (``bubblewrap``), ``boxes`` (20) one after the other, ``execs`` (50) in
-            each, ``short`` for a fifth of both.
+        options: ``sandbox`` (``bubblewrap,docker``), ``image`` of docker's boxes and of the peer
+            (``rollart-test:latest``), ``boxes`` (10) one after the other, ``execs`` (30) in each,
+            ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32) at once; ``short`` for a
+            fifth of all.
 
     Returns:
         The object of ``rollart bench --json``.
     """
     share = 5 if options.get("short") else 1
-    name = str(options.get("sandbox") or "bubblewrap")
-    num_boxes = max(2, int(str(options.get("boxes") or 20)) // share)
-    num_execs = max(2, int(str(options.get("execs") or 50)) // share)
-    times = asyncio.run(measure(name, num_boxes, num_execs))
-    rows = [made for case, values in times.items() for made in _rows(name, case, values)]
+
+    def number(name: str, default: int) -> int:
+        return max(2, int(str(options.get(name) or default)) // share)
+
+    extent = Extent(
+        num_boxes=number("boxes", 10),
+        num_execs=number("execs", 30),
+        num_resets=number("resets", 10),
+        num_started=number("starts", 32),
+        num_held=number("held", 32),
+    )
+    names = str(options.get("sandbox") or "bubblewrap,docker").split(",")
+    image = str(options.get("image") or IMAGE)
+    rows = asyncio.run(_measure_all(names, image, extent))
     return {"name": "sandbox", "machine": machine(), "rows": rows}
 
 
-async def measure(name: str, num_boxes: int, num_execs: int) -> dict[str, list[float]]:
-    """Return milliseconds of each thing a box does."""
-    times: dict[str, list[float]] = {"start": [], "exec true": [], "reset": [], "close": []}
-    model = registry.config_model("sandboxes", name)
-    needs_trust = model is not None and "trusted" in model.model_fields
-    for number in range(num_boxes):
-        tell(f"box {number + 1} of {num_boxes}")
-        box: Sandbox = registry.build("sandboxes", name, {"trusted": True} if needs_trust else {})
-        times["start"].append(await _timed(box.start))
+async def _measure_all(names: Sequence[str], image: str, extent: Extent) -> list[dict[str, object]]:
+    makers, rows = {}, []
+    for name in names:
+        make = partial(registry.build, "sandboxes", name, _options(name, image))
         try:
-            for _ in range(num_execs):
-                times["exec true"].append(await _timed(partial(box.exec, ["true"], timeout_s=60)))
-            await box.write_file("file", bytes(100_000))
-            times["reset"].append(await _timed(partial(box.restore, await box.snapshot())))
-        finally:
-            times["close"].append(await _timed(box.close))
-    return times
+            await _attempt(make)
+            makers[name] = make
+        except (EpisodeError, UserError) as e:
+            rows.append(row(f"{name}, skipped: {first_line(str(e))}", None, None, None, "ms"))
+    with ExitStack() as stack:
+        try:
+            peer = DockerExec(image)
+            stack.callback(peer.close)
+            ways = peer.ways()
+        except UserError as e:
+            ways = {}
+            rows.append(row(f"docker exec, skipped: {first_line(str(e))}", None, None, None, "ms"))
+        times = {name: Times() for name in makers}
+        for turn in range(extent.num_boxes):
+            for name, make in makers.items():
+                tell(f"{name}: box {turn + 1} of {extent.num_boxes}")
+                await _one_box(make, ways, extent.num_execs, times[name])
+        for name, make in makers.items():
+            tell(f"{name}: resets, starts at once, boxes held")
+            await _resets(make, extent.num_resets, times[name])
+            times[name].boxes_a_second = await _starts(make, extent.num_started)
+            await _hold(make, extent.num_held, times[name])
+    return rows + [made for name in makers for made in _rows(name, times[name])]
+
+
+def _options(name: str, image: str) -> dict[str, Any]:
+    model = registry.config_model("sandboxes", name)
+    fields = model.model_fields if model is not None else {}
+    known: dict[str, Any] = {"trusted": True, "image": image, "pull": "never"}
+    return {key: value for key, value in known.items() if key in fields}
+
+
+async def _attempt(make: Callable[[], Sandbox]) -> None:
+    box = make()
+    await box.start()
+    await box.close()
+
+
+async def _one_box(
+    make: Callable[[], Sandbox],
+    ways: Mapping[str, Callable[[], float]],
+    num_execs: int,
+    times: Times,
+) -> None:
+    """Start a box, run commands in turn with the peers, and close it."""
+    box = make()
+    times.start.append(await _timed(box.start))
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {peer: [] for peer in ways}
+    try:
+        for _ in range(num_execs):
+            ours.append(await _timed(partial(box.exec, ["true"], timeout_s=60)))
+            for peer, way in ways.items():
+                theirs[peer].append(await asyncio.to_thread(way))
+    finally:
+        times.close.append(await _timed(box.close))
+    times.exec += ours
+    for peer, values in theirs.items():
+        times.peers.setdefault(peer, []).extend(values)
+        times.ratios.setdefault(peer, []).append(median(values) / median(ours))
+
+
+async def _resets(make: Callable[[], Sandbox], num_resets: int, times: Times) -> None:
+    """Reset a changed repository, in turn with git's own way."""
+    box = make()
+    await box.start()
+    try:
+        made = await box.exec(["/bin/sh", "-c", _REPOSITORY], timeout_s=300)
+        snapshot = await box.snapshot()
+        for _ in range(num_resets):
+            await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+            times.reset.append(await _timed(partial(box.restore, snapshot)))
+            if made.exit_code == 0:
+                await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+                git = partial(box.exec, ["/bin/sh", "-c", _GIT], timeout_s=60)
+                times.git.append(await _timed(git))
+                await box.restore(snapshot)
+    finally:
+        await box.close()
+
+
+async def _starts(make: Callable[[], Sandbox], num_boxes: int, at_once: int = 8) -> float:
+    """Return how many boxes a second start, so many at once."""
+    boxes = [make() for _ in range(num_boxes)]
+    limit = asyncio.Semaphore(at_once)
+
+    async def start(box: Sandbox) -> None:
+        async with limit:
+            await box.start()
+
+    try:
+        began = time.perf_counter()
+        await asyncio.gather(*map(start, boxes))
+        return num_boxes / (time.perf_counter() - began)
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
+
+
+async def _hold(make: Callable[[], Sandbox], num_boxes: int, times: Times) -> None:
+    """Hold boxes at the same time: how many answer, and what each takes."""
+    boxes: list[Sandbox] = []
+    try:
+        for _ in range(num_boxes):
+            box = make()
+            try:
+                await box.start()
+            except EpisodeError as e:
+                tell(f"after {len(boxes)} boxes: {first_line(str(e))}")
+                break
+            boxes.append(box)
+        done = [await box.exec(["true"], timeout_s=60) for box in boxes]
+        times.num_held = sum(result.exit_code == 0 for result in done)
+        pids = [pid for box in boxes if (pid := getattr(box, "agent_pid", None))]
+        times.memory_bytes = [size for pid in pids if (size := memory_bytes(pid)) is not None]
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
 
 
 async def _timed(action: Callable[[], Awaitable[object]]) -> float:
@@ -63,11 +229,40 @@ async def _timed(action: Callable[[], Awaitable[object]]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def _rows(name: str, case: str, values: Sequence[float]) -> list[dict[str, object]]:
+def _rows(name: str, times: Times) -> Iterator[dict[str, object]]:
+    mark = MARK_START_MS if name == "bubblewrap" else None
+    yield from _spread(f"{name}: start", times.start, mark)
+    yield from _spread(f"{name}: exec true", times.exec)
+    for peer, values in times.peers.items():
+        yield row(
+            f"{name}: exec true beside {peer}, p50",
+            median(times.exec),
+            median(values),
+            peer,
+            "ms",
+            ratios=times.ratios[peer],
+            mark=MARK_EXEC,
+        )
+    yield from _spread(f"{name}: close", times.close)
+    ratios = [git / ours for git, ours in zip(times.git, times.reset, strict=False)]
+    yield row(
+        f"{name}: resets of {_FOLDERS * _FILES} files, 4 changed",
+        1e3 / median(times.reset),
+        1e3 / median(times.git) if times.git else None,
+        _GIT if times.git else None,
+        "1/s",
+        ratios=ratios or None,
+    )
+    yield row(f"{name}: starts, 8 at once", times.boxes_a_second, None, None, "1/s")
+    yield row(f"{name}: boxes held at once", times.num_held, None, None, "boxes")
+    size = median(times.memory_bytes) / 2**20 if times.memory_bytes else None
+    yield row(f"{name}: memory of an empty box", size, None, None, "MiB")
+
+
+def _spread(
+    case: str, values: Sequence[float], mark: float | None = None
+) -> Iterator[dict[str, object]]:
     cuts = quantiles(values, n=100, method="inclusive")
-    mark = MARK_START_MS if case == "start" and name == "bubblewrap" else None
     met = cuts[49] < mark if mark is not None else None
-    return [
-        row(f"{name}: {case}, p50", cuts[49], None, None, "ms", mark=mark, meets_mark=met),
-        row(f"{name}: {case}, p95", cuts[94], None, None, "ms"),
-    ]
+    yield row(f"{case}, p50", cuts[49], None, None, "ms", mark=mark, meets_mark=met)
+    yield row(f"{case}, p95", cuts[94], None, None, "ms")

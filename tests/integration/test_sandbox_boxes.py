@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_walls import EACH_WALL, MAKERS, MIB, missing, opened
+from sandbox_walls import EACH_WALL, IMAGE, MAKERS, MIB, missing, opened
 
 from rollart_core.bench import sandbox
 from rollart_core.errors import ConfigError, SandboxFailure
@@ -363,11 +363,30 @@ asyncio.run(main())
         time.sleep(0.01)  # the test's timeout ends the wait
 
 
-def test_bench_sandbox(capsys) -> None:
-    rows = sandbox.run({"sandbox": "process", "boxes": 2, "execs": 2})["rows"]
-    assert [row["case"] for row in rows][:3] == [
+def test_bench_sandbox(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    few = {"boxes": 2, "execs": 2, "resets": 2, "starts": 2, "held": 2}
+    rows = sandbox.run({"sandbox": "process,docker", **few})["rows"]
+    cases = [row["case"] for row in rows]
+    assert cases[:4] == [
+        cases[0],
+        "docker exec, skipped: no Docker engine at unix:///nowhere",
         "process: start, p50",
         "process: start, p95",
-        "process: exec true, p50",
     ]
-    assert all(row["ours"] > 0 for row in rows)
+    assert cases[0].startswith("docker, skipped: ")
+    assert all(row["ours"] > 0 for row in rows[2:])
+    (reset,) = [row for row in rows if "resets of 2000 files" in row["case"]]
+    assert reset["ratio"]["min"] > 0
+    assert rows[-2]["ours"] == 2
+
+
+@pytest.mark.docker
+def test_bench_sandbox_beside_docker_exec(capsys) -> None:
+    if why := missing("docker"):
+        pytest.skip(why)
+    few = {"boxes": 2, "execs": 2, "resets": 2, "starts": 2, "held": 2}
+    rows = sandbox.run({"sandbox": "docker", "image": IMAGE, **few})["rows"]
+    peers = [row for row in rows if "beside docker exec" in row["case"]]
+    assert peers
+    assert all(row["mark"] == 10 and row["ratio"]["median"] > 1 for row in peers)
