@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -97,6 +98,9 @@ def pytest_packages(folder: Path) -> Path:
         shutil.copytree(Path(spec.origin).parent, folder / name)
         if name == "pytest":
             shutil.copy(Path(spec.origin).parent.parent / "py.py", folder)
+    site = Path(importlib.import_module("pluggy").__file__ or "").parents[1]
+    (about,) = site.glob("pluggy-*.dist-info")
+    shutil.copytree(about, folder / about.name)  # without it pytest loads no plugin by name
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             os.chmod(os.path.join(parent, name), 0o755)

@@ -113,7 +113,11 @@ SPOOFS = {
     "conftest": {"conftest.py": ALL_PASS},
     "conftest of the tests": {"tests/conftest.py": ALL_PASS},
     "pytest.ini": {"pytest.ini": PLUGIN, "evil.py": ALL_PASS},
-    "setup.cfg": {"setup.cfg": PLUGIN.replace("[", "[tool:"), "evil.py": ALL_PASS},
+    "setup.cfg": {
+        "pytest.ini": None,
+        "setup.cfg": PLUGIN.replace("[", "[tool:"),
+        "evil.py": ALL_PASS,
+    },
     "pyproject.toml": {
         "pytest.ini": None,
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p evil'\n",
@@ -139,6 +143,19 @@ SPOOFS = {
     "equal to all": {
         "shapes/__init__.py": "class E(int):\n    def __add__(self, other):\n        return 0\n"
         + FORGED
+    },
+    "another unittest": {
+        "shapes/__init__.py": "import unittest\n\n\ndef run(self, result=None):\n"
+        "    result.startTest(self)\n    result.addSuccess(self)\n    result.stopTest(self)\n\n\n"
+        "unittest.TestCase.run = run\n" + FORGED
+    },
+    "another pytest": {
+        "shapes/__init__.py": "try:\n    from _pytest.reports import TestReport\n"
+        "    old = TestReport.from_item_and_call.__func__\n\n"
+        "    def report(cls, item, call):\n        found = old(cls, item, call)\n"
+        "        found.outcome = 'passed'\n        return found\n\n"
+        "    TestReport.from_item_and_call = classmethod(report)\n"
+        "except ImportError:\n    pass\n" + FORGED
     },
     "a daemon": {
         "shapes/__init__.py": "import os\nif os.fork() == 0:\n    os.setsid()\n"

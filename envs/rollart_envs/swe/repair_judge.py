@@ -43,7 +43,7 @@ from rollart_envs.swe.patch import (
 from rollart_envs.swe.report import ReportError, read_report
 from rollart_envs.swe.repository import TaskFailure, Tree
 from rollart_envs.swe.runs import TestRun, named_files, test_run
-from rollart_envs.swe.task import RepairTask
+from rollart_envs.swe.task import RepairTask, RowError
 from rollart_envs.swe.tools import cut_output
 from rollart_envs.swe.workspace import Needs, Workspace, box_options, unpack
 
@@ -109,6 +109,7 @@ async def judge_patch(
         TaskFailure: The task's own test patch does not apply to its own base.
     """
     began = time.monotonic()
+    _run_of(task)  # a row that does not say how its tests run costs no box
     wanted, left_out = acceptable(task, patch)
     box = await boxes.take(**box_options(boxes, task, needs))
     statuses: Statuses = {}
@@ -135,13 +136,20 @@ async def judge_patch(
 
 def graded(task: RepairTask, statuses: Statuses) -> Grade:
     """Grade the statuses of a run."""
-    run = test_run(task)
+    run = _run_of(task)
     return grade(
         _both_names(statuses) if run.runner == "unittest" else statuses,
         fail_to_pass=task.fail_to_pass,
         pass_to_pass=task.pass_to_pass,
         framework=run.framework,
     )
+
+
+def _run_of(task: RepairTask) -> TestRun:
+    try:
+        return test_run(task)
+    except RowError as error:
+        raise TaskFailure(f"{task.instance_id}: {error}", boundary="swe.task") from None
 
 
 def acceptable(task: RepairTask, patch: str) -> tuple[str, tuple[str, ...]]:
@@ -211,7 +219,7 @@ async def _run(
     box: Sandbox, task: RepairTask, workspace: Workspace, needs: Needs, timeout_s: float
 ) -> tuple[Statuses, str]:
     """Run the tests; return what became of each, and the log."""
-    run = test_run(task)
+    run = _run_of(task)
     reader = _reported if run.is_signed else _logged
     return await reader(box, run, workspace, needs, timeout_s)
 

@@ -11,7 +11,7 @@ import hmac
 import json
 
 from rollart_envs.swe.logs import Status, worst
-from rollart_envs.swe.report_plugin import signed_text
+from rollart_envs.swe.report_plugin import TAMPERED, signed_text
 
 _STATUSES: tuple[Status, ...] = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS")
 RAN = (0, 1)
@@ -31,6 +31,8 @@ def read_report(content: bytes, nonce: str) -> dict[str, Status]:
     records = [_record(line, number, nonce) for number, line in enumerate(content.splitlines())]
     if not records or "end" not in records[-1]:
         raise ReportError("the report has no end: the tests were stopped, or ended the process")
+    if records[-1]["end"] == TAMPERED:
+        raise ReportError("the test runner was changed while the tests ran")
     if records[-1]["end"] not in RAN:
         raise ReportError(f"pytest ended with code {records[-1]['end']}")
     pairs = [(str(record.get("id")), _status(record)) for record in records[:-1]]

@@ -11,9 +11,10 @@ one with pytest's exit code (of unittest: 0 or 1). Never: prints, or writes the 
 
 As a program it imports the runner from the packages, before the repository is on the path: no
 ``pytest.py`` of the agent's stands in for it. What a test prints is no report; what ends the
-process early leaves a report without an end, and that counts as no report at all. What it cannot
-hold: the agent's code runs in the same process, and code that is written against this very plugin
-can find it in memory.
+process early leaves a report without an end, and that counts as no report at all; so does a runner
+whose functions are others at the end than they were before the repository's code was loaded. What
+it cannot hold: the agent's code runs in the same process, and code that is written against this
+very plugin can find it in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ import hmac
 import json
 import os
 import sys
+import types
 from typing import Any
+
+TAMPERED = 71
+"""The end of a run whose runner was changed meanwhile."""
+RUNNERS = ("unittest", "_pytest", "pluggy")
 
 
 class Reporter:
@@ -35,6 +41,11 @@ class Reporter:
         self._count = 0
         self._config: Any = None
         self._statuses: dict[str, str] = {}
+        self._runner: dict[Any, Any] = {}
+
+    def pytest_load_initial_conftests(self) -> None:
+        """Look at the runner: plugins are loaded and may have changed it, conftests are not."""
+        self.watch()
 
     def pytest_configure(self, config: Any) -> None:
         """Keep the config, which knows how pytest prints ids."""
@@ -61,9 +72,15 @@ class Reporter:
         """Write the end: without it nothing counts."""
         self.end(int(exitstatus))
 
+    def watch(self) -> None:
+        """Note what the runner's functions are."""
+        self._runner = functions()
+
     def end(self, code: int) -> None:
         """Write the end."""
-        self.write({"end": code})
+        now = functions()
+        same = all(now.get(key) is code for key, code in self._runner.items())
+        self.write({"end": code if same else TAMPERED})
 
     def _id(self, nodeid: str) -> str:
         relative = getattr(self._config, "cwd_relative_nodeid", None)
@@ -76,6 +93,33 @@ class Reporter:
         signature = self._sign()
         signature.update(signed_text(record))
         os.write(self._file, (json.dumps(dict(record, mac=signature.hexdigest())) + "\n").encode())
+
+
+def functions() -> dict[Any, Any]:
+    """Return the code of the functions and methods of the test runners that are loaded."""
+    found: dict[Any, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] not in RUNNERS:
+            continue
+        for key, value in list(vars(module).items()):
+            # Nothing is asked of what may answer in ways of its own, such as pytest.mark.
+            if isinstance(value, types.FunctionType) and value.__module__ == name:
+                found[name, key] = value.__code__
+            elif isinstance(value, type) and value.__module__ == name:
+                for attribute, member in list(vars(value).items()):
+                    code = code_of(member)
+                    if code is not None:
+                        found[name, key, attribute] = code
+    return found
+
+
+def code_of(member: Any) -> Any:
+    """Return the code behind a method or property; None when it is neither."""
+    if isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    return member.__code__ if isinstance(member, types.FunctionType) else None
 
 
 def signed_text(record: dict[str, Any]) -> bytes:
@@ -124,6 +168,7 @@ def _unittest(reporter: Reporter, sources: list[str]) -> int:
     import unittest.loader
     import unittest.runner
 
+    reporter.watch()
     _look_in(sources)
 
     class Result(unittest.TextTestResult):

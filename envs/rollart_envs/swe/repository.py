@@ -62,7 +62,7 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree | None:
         None where the tree is in the task's image.
 
     Raises:
-        TaskFailure: There is no such repository or commit.
+        TaskFailure: There is no such repository or commit, or it cannot be read.
     """
     files = task.extra.get("files")
     if files is not None:
@@ -70,11 +70,13 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree | None:
     if task.image is not None and (repos_dir is None or not repos_dir.is_dir()):
         return None
     folder = find_repository(task, repos_dir)
-    with _exporting:  # many episodes of one task begin together; one export serves them
-        if not _is_git(folder):
-            return _of_folder(folder)
-        commit = _commit(task, folder)
-        return _of_commit(folder, commit)
+    try:
+        with _exporting:  # many episodes of one task begin together; one export serves them
+            if not _is_git(folder):
+                return _of_folder(folder)
+            return _of_commit(folder, _commit(task, folder))
+    except OSError as error:
+        raise _failure(task, f"{folder} cannot be read: {error}") from error
 
 
 def find_repository(task: RepairTask, repos_dir: Path | None) -> Path:
