@@ -425,21 +425,21 @@ def test_environments_with_conflicting_dependencies_live_side_by_side(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    envs = {
-        name: registry.make(
-            f"{name}:OddEnv", isolation={"kind": "venv", "requires": [name.replace("_", "-")]}
-        )
-        for name in ("alpha_env", "beta_env")
-    }
+    envs: list[Any] = []
     try:
-        said = []
-        for env in envs.values():
-            env.reset()
-            said.append(env.step("version")[0])
-        assert said == ["1", "2"]
+        for name in ("alpha_env", "beta_env"):
+            isolated = {"kind": "venv", "requires": [name.replace("_", "-")]}
+            env = {"id": f"{name}:OddEnv", "isolation": isolated}
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path))
+            resolved = resolve_run(load_config(path), import_classes=True)
+            envs.append(registry.make(resolved.env.spec.id, **resolved.env.options))
+        for made in envs:
+            made.reset()
+        assert [made.step("version")[0] for made in envs] == ["1", "2"]
     finally:
-        for env in envs.values():
-            env.close()
+        for made in envs:
+            made.close()
     began = time.monotonic()
     assert made_venv(["alpha-env"]) == made_venv(["alpha-env"])
     assert time.monotonic() - began < 3, "made once, and kept"
