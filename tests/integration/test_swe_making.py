@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import typer
@@ -16,7 +19,8 @@ from swe_history import STEPS, write
 from rollart_core import registry
 from rollart_core.boxes import loop
 from rollart_core.boxes.source import box_source
-from rollart_core.errors import UserError
+from rollart_core.errors import SandboxFailure, UserError
+from rollart_envs.swe.benches import Benches, FailureCount, in_order
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.make_command import Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits, commits
@@ -25,7 +29,7 @@ from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import fetch, unpack
 from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.statement import leaked
-from rollart_envs.swe.suite import Suite
+from rollart_envs.swe.suite import Checkout, Suite
 from rollart_envs.swe.task_folder import TaskFolder
 
 PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -285,3 +289,56 @@ def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
     assert folder.progress("box", {"seed": 1}).outcomes == {"0": "made", "1": "it hangs"}
     with pytest.raises(UserError, match="another seed"):
         folder.progress("box", {"seed": 2})
+
+
+def test_what_fails_in_its_box_is_left_out_but_not_four_times_in_a_row() -> None:
+    failing = {2, 4, 5, 6, 7}
+
+    async def told() -> list[str]:
+        async def work(number: int) -> str:
+            await asyncio.sleep(0.01 * (number % 3))
+            return "its boxes fail" if number in failing else "made"
+
+        count, seen = FailureCount(), []
+        async for number, what in in_order(range(9), work, 3):
+            count.take(what, number in failing)
+            seen.append(f"{number} {what}")
+        return seen
+
+    with pytest.raises(SandboxFailure, match="four times in a row: its boxes fail"):
+        asyncio.run(told())
+    failing.remove(5)
+    assert [line.split()[0] for line in asyncio.run(told())] == [str(n) for n in range(9)]
+
+
+def test_a_box_that_fails_is_replaced() -> None:
+    opened: list[SimpleNamespace] = []
+
+    async def open_one() -> Checkout:
+        opened.append(SimpleNamespace(closed=False))
+
+        async def close() -> None:
+            opened[-1].closed = True
+
+        opened[-1].close = close
+        return cast("Checkout", opened[-1])
+
+    async def tried(num_failures: int) -> int:
+        benches, left = Benches(open_one), [num_failures]
+
+        async def work(checkout: Checkout) -> int:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise SandboxFailure("the box is gone", boundary="sandbox")
+            return left[0]
+
+        try:
+            return await benches.run(work)
+        finally:
+            await benches.close()
+
+    assert asyncio.run(tried(2)) == -1
+    with pytest.raises(SandboxFailure):
+        asyncio.run(tried(3))
+    assert len(opened) == 6
+    assert all(box.closed for box in opened)

@@ -17,6 +17,7 @@ from rollart_envs.swe.suite import Checkout
 T = TypeVar("T")
 R = TypeVar("R")
 _TRIES = 3
+_IN_A_ROW = 4
 
 
 async def in_order(
@@ -40,6 +41,28 @@ async def in_order(
         for _, future in waiting:
             future.cancel()
         await asyncio.gather(*(future for _, future in waiting), return_exceptions=True)
+
+
+def of_start(failure: SandboxFailure) -> bool:
+    """Tell whether no box comes up: then the next candidate has none either."""
+    return failure.boundary == "sandbox.start" or not failure.retryable
+
+
+class FailureCount:
+    """Counts candidates in a row whose boxes failed, whatever they were."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def take(self, what: str, failed: bool) -> None:
+        """Take what came of a candidate.
+
+        Raises:
+            SandboxFailure: Boxes failed for four candidates in a row: no bug's fault.
+        """
+        self._in_a_row = self._in_a_row + 1 if failed else 0
+        if self._in_a_row >= _IN_A_ROW:
+            raise SandboxFailure(f"four times in a row: {what}", boundary="swe.boxes")
 
 
 class _End:

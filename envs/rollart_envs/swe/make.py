@@ -22,8 +22,8 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias, TypeVar
 
-from rollart_core.errors import UserError, first_line
-from rollart_envs.swe.benches import Benches, in_order
+from rollart_core.errors import SandboxFailure, UserError, first_line
+from rollart_envs.swe.benches import Benches, FailureCount, in_order, of_start
 from rollart_envs.swe.hide import test_name, without_tests
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import Mutation, is_another_program, mutated, mutations
@@ -66,6 +66,8 @@ class Outcome:
     what: str
     """``made``, or why not."""
     row: Row | None = None
+    is_final: bool = True
+    """False when its boxes failed: it may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +160,25 @@ async def make(
     tree = works.mirror.archive(works.commit)
     benches = Benches(lambda: works.suite.open(tree))
     fresh = (c for c in candidates(works, seed) if str(c.number) not in done)
-    results = in_order(fresh, partial(_outcome, works, benches), jobs)
+    results = in_order(fresh, partial(_tried, works, benches), jobs)
+    count = FailureCount()
     try:
         async for candidate, outcome in results:
+            count.take(outcome.what, not outcome.is_final)
             yield candidate, outcome
     finally:
         await results.aclose()  # type: ignore[attr-defined]
         await benches.close()
+
+
+async def _tried(works: Works, benches: Benches, candidate: Candidate) -> Outcome:
+    """Try a candidate; it is the bug's fault when a box does not last, but not when none starts."""
+    try:
+        return await _outcome(works, benches, candidate)
+    except SandboxFailure as failure:
+        if of_start(failure):
+            raise
+        return Outcome(f"its boxes fail: {first_line(str(failure))}", is_final=False)
 
 
 async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outcome:

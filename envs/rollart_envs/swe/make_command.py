@@ -116,7 +116,8 @@ async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) 
                 elif outcome.row is not None:
                     order.folder.add(outcome.row)
                     num_made += 1
-                progress.note(str(candidate.number), what)
+                if outcome.is_final:
+                    progress.note(str(candidate.number), what)
                 heard(f"{works.name}: {num_made} tasks; {what}", num_made / order.count)
                 if num_made >= order.count:
                     break

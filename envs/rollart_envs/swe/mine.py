@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Final
 
-from rollart_core.errors import first_line
+from rollart_core.errors import SandboxFailure, first_line
 from rollart_envs.swe import probe
-from rollart_envs.swe.benches import in_order
+from rollart_envs.swe.benches import FailureCount, in_order, of_start
 from rollart_envs.swe.hide import test_name, tests_in
 from rollart_envs.swe.make import MADE, Judge, Outcome, Row, is_test_file
 from rollart_envs.swe.mirror import Mirror
@@ -29,6 +29,7 @@ from rollart_envs.swe.statement import leaked, statement
 from rollart_envs.swe.suite import RAN, Failed, Suite, SuiteRun
 
 _RUN_S: Final = 300.0
+_TRIES: Final = 2
 _MARK: Final = "commit "
 
 
@@ -93,12 +94,27 @@ async def mine(
         SandboxFailure: Boxes do not come up.
     """
     fresh = (commit for commit in found if commit.sha not in done)
-    results = in_order(fresh, partial(_outcome, pit), jobs)
+    results = in_order(fresh, partial(_tried, pit), jobs)
+    count = FailureCount()
     try:
         async for commit, outcome in results:
+            count.take(outcome.what, not outcome.is_final)
             yield commit, outcome
     finally:
         await results.aclose()  # type: ignore[attr-defined]
+
+
+async def _tried(pit: Pit, commit: Commit) -> Outcome:
+    """Try a commit, again if its box fails, and then leave it out; but not when none starts."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return await _outcome(pit, commit)
+        except SandboxFailure as failure:
+            if of_start(failure):
+                raise
+            if not left:
+                return Outcome(f"its boxes fail: {first_line(str(failure))}", is_final=False)
+    raise AssertionError
 
 
 async def _outcome(pit: Pit, commit: Commit) -> Outcome:

@@ -100,7 +100,8 @@ async def _mine(order: MineOrder, pit: Pit, head: str, heard: Heard) -> Made:
                 elif outcome.row is not None:
                     order.folder.add(outcome.row)
                     num_made += 1
-                progress.note(commit.sha, what)
+                if outcome.is_final:
+                    progress.note(commit.sha, what)
                 tried = len(progress.outcomes)
                 heard(
                     f"{pit.name}: {num_made} tasks of {tried} commits; {what}", tried / len(worth)

@@ -13,13 +13,14 @@ from typing import Any, Final, TypeVar
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.source import BoxSource
-from rollart_core.errors import UserError
+from rollart_core.errors import SandboxFailure, UserError
+from rollart_envs.swe.benches import of_start
 from rollart_envs.swe.make import Judge, Row
 from rollart_envs.swe.repair_judge import Report, judge_patch
-from rollart_envs.swe.repository import TaskFailure, base_tree
-from rollart_envs.swe.task import RowError, repair_task
+from rollart_envs.swe.repository import TaskFailure, Tree, base_tree
+from rollart_envs.swe.task import RepairTask, RowError, repair_task
 from rollart_envs.swe.task_folder import TaskFolder
-from rollart_envs.swe.workspace import needs_of
+from rollart_envs.swe.workspace import Needs, needs_of
 
 T = TypeVar("T")
 _END_S: Final = 20.0
@@ -34,8 +35,8 @@ def judge_for(boxes: BoxSource, python: str) -> Callable[[TaskFolder], Judge]:
                 task = repair_task(row)
                 needs = needs_of(task, beside=folder.path, python=python)
                 tree = await asyncio.to_thread(base_tree, task, folder.repos)
-                gold = await judge_patch(boxes, task, tree, task.patch, needs)
-                empty = await judge_patch(boxes, task, tree, "", needs)
+                gold = await _judged(boxes, task, tree, task.patch, needs)
+                empty = await _judged(boxes, task, tree, "", needs)
             except (RowError, TaskFailure) as error:
                 return str(error)
             return _wrong("the gold patch", gold, "full") or _wrong("no patch", empty, "none")
@@ -43,6 +44,18 @@ def judge_for(boxes: BoxSource, python: str) -> Callable[[TaskFolder], Judge]:
         return judge
 
     return judge_in
+
+
+async def _judged(
+    boxes: BoxSource, task: RepairTask, tree: Tree | None, patch: str, needs: Needs
+) -> Report:
+    """Judge a patch, once more if the box fails."""
+    try:
+        return await judge_patch(boxes, task, tree, patch, needs)
+    except SandboxFailure as failure:
+        if of_start(failure):
+            raise
+        return await judge_patch(boxes, task, tree, patch, needs)
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
