@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import zlib
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,19 @@ def is_alive(mark: str) -> bool:
     if not pid.isdigit() or not started.isdigit():
         return True
     return _started(int(pid)) == int(started)
+
+
+def stamp() -> str:
+    """Return this process's mark as it can stand in the name of a file, after ``rollart-KIND-``."""
+    return f"{_host_stamp()}-{owner_mark().replace(':', '-')}-"
+
+
+def is_left(name: str) -> bool:
+    """Return whether a name bears the stamp of a process of this machine that is gone."""
+    parts = name.split("-")
+    if len(parts) < 5 or parts[2] != _host_stamp():
+        return False
+    return not is_alive(f"{parts[3]}:{parts[4]}")
 
 
 def labels(line: str = "") -> dict[str, str]:
@@ -56,6 +70,10 @@ def host_mark() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")
     return f"{boot}/{space}"
+
+
+def _host_stamp() -> str:
+    return f"{zlib.crc32(host_mark().encode()):08x}"
 
 
 def _started(pid: int) -> int:

@@ -342,6 +342,31 @@ def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
         time.sleep(0.01)  # the test's timeout ends the wait
 
 
+def test_snapshots_of_a_process_without_a_ledger_are_swept(bubblewrap) -> None:
+    code = """
+import asyncio
+from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+async def main():
+    box = BubblewrapSandbox()
+    await box.start()
+    await box.snapshot()
+    print(box._snapshots, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        kept = Path(process.stdout.readline().strip())
+        assert asyncio.run(reap(Ledger(), sweep=["bubblewrap"])).removed == []
+        assert kept.is_dir()
+    finally:
+        process.kill()
+        process.communicate()
+    assert asyncio.run(reap(Ledger(), sweep=["bubblewrap"])).removed == [f"snapshots {kept}"]
+    assert not kept.exists()
+
+
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]

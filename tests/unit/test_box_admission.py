@@ -12,7 +12,15 @@ from rollart_core.boxes.admission import Admission, Request
 from rollart_core.boxes.ledger import Ledger, Line, live_boxes, new_record
 from rollart_core.boxes.machine import Machine
 from rollart_core.boxes.options import PoolOptions
-from rollart_core.boxes.owner import HOST_LABEL, is_alive, is_orphan, labels, owner_mark
+from rollart_core.boxes.owner import (
+    HOST_LABEL,
+    is_alive,
+    is_left,
+    is_orphan,
+    labels,
+    owner_mark,
+    stamp,
+)
 from rollart_core.boxes.reap import reap
 from rollart_core.errors import SandboxFailure
 
@@ -254,6 +262,15 @@ def test_marks_of_owners() -> None:
     assert is_orphan(dead)
     assert not is_orphan({**dead, HOST_LABEL: "another machine"})
     assert not is_orphan({})
+
+
+def test_stamps_in_the_names_of_files() -> None:
+    mine = f"rollart-snapshots-{stamp()}x_1"
+    assert not is_left(mine)
+    kind, host, pid, _, rest = mine.split("-", 1)[1].split("-")
+    assert is_left("-".join(("rollart", kind, host, pid, "1", rest)))
+    assert not is_left("-".join(("rollart", kind, "00000000", pid, "1", rest)))
+    assert not is_left("rollart-snapshots-a974e0xm")
 
 
 def test_a_record_names_its_owner(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from rollart_core.boxes.owner import is_left, stamp
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes.config import BoxConfig, HeldConfig
@@ -26,6 +27,7 @@ from rollart_plugins.sandboxes.proxy import PORT, Proxy
 _GRACE_S: Final = 20.0
 """Seconds after an exec's timeout in which the agent must have answered."""
 _END_S: Final = 5.0
+_SNAPSHOTS: Final = "rollart-snapshots-"
 _LAST_WORDS_S: Final = 0.5
 
 
@@ -64,6 +66,15 @@ class AgentSandbox(Sandbox):
 
     async def _gone(self) -> None:
         """Remove what the wall left on the host."""
+
+    @classmethod
+    async def sweep(cls) -> list[str]:
+        """Remove the snapshots of processes that are gone, whether they kept a ledger or not."""
+        found = Path(tempfile.gettempdir()).glob(f"{_SNAPSHOTS}*")
+        left = [folder for folder in found if is_left(folder.name)]
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
+        return [f"snapshots {folder}" for folder in left if not folder.exists()]
 
     async def start(self) -> None:
         """Bring the box up.
@@ -172,7 +183,7 @@ class AgentSandbox(Sandbox):
         """Keep an archive of the writable tree on the host, until the box is closed."""
         connection = self._up()
         if self._snapshots is None:
-            self._snapshots = Path(tempfile.mkdtemp(prefix="rollart-snapshots-"))
+            self._snapshots = Path(tempfile.mkdtemp(prefix=f"{_SNAPSHOTS}{stamp()}"))
             self.leaves("folder", str(self._snapshots))
         name = f"snapshot-{self._num_snapshots}"
         self._num_snapshots += 1
