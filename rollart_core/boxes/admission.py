@@ -24,8 +24,8 @@ _POLL_S: Final = 0.03
 _WAIT_S: Final = 60.0
 _BOXES_A_CPU: Final = 32
 _MEND: Final = (
-    "lower rollout.max_concurrent, or env.pool.reserve_bytes if boxes use less, or free the machine "
-    "(`rollart sandbox list` shows whose boxes there are)"
+    "lower rollout.max_concurrent, or env.pool.reserve_bytes if boxes use less, or free the "
+    "machine (`rollart sandbox list` shows whose boxes there are)"
 )
 
 
