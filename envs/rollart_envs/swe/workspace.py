@@ -134,7 +134,8 @@ async def unpack(box: Sandbox, task: RepairTask, tree: Tree | None) -> Workspace
     if result.exit_code != 0 or result.timed_out or len(lines) != 2:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
         failure = SandboxFailure(
-            f"{task.instance_id}: the repository could not be put into the box: {said}",
+            f"{task.instance_id}: the repository could not be put into the box, which needs git"
+            f" and tar: {said}",
             boundary="swe.unpack",
         )
         failure.retryable = result.exit_code != 127  # no git in the image: take another
