@@ -401,10 +401,25 @@ def give_image(host: str) -> None:
     subprocess.run(["/bin/bash", "-o", "pipefail", "-c", f"{get} | {put}"], check=True)
 
 
-def test_an_engine_that_dies_is_a_typed_failure_and_hangs_nothing() -> None:
+@pytest.mark.timeout(300)  # it loads an image into an engine of its own
+def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing() -> None:
     with engine_of_its_own() as (host, started):
         give_image(host)
         folder = Path(host.removeprefix("unix://")).parent
+
+        async def hangs() -> None:
+            box = DockerSandbox(**IN_DOCKER, host=host)
+            await box.start()
+            os.kill(started[-1].pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(SandboxFailure, match=r"within 0\.3 s|not answer"):
+                    await DockerSandbox(**IN_DOCKER, host=host, start_timeout_s=0.3).start()
+                async with asyncio.timeout(60):
+                    await box.close()
+                while Path("/proc", str(box.agent_pid)).exists():
+                    await asyncio.sleep(0.02)
+            finally:
+                os.kill(started[-1].pid, signal.SIGCONT)
 
         async def dies() -> int:
             box = DockerSandbox(**IN_DOCKER, host=host)
@@ -428,6 +443,7 @@ def test_an_engine_that_dies_is_a_typed_failure_and_hangs_nothing() -> None:
             assert raised.value.retryable  # it was there before, and may be again
             return agent
 
+        asyncio.run(hangs())
         agent = asyncio.run(dies())
         started.pop().wait()
         while Path("/proc", str(agent)).exists():  # nobody holds its stdin any more

@@ -21,6 +21,8 @@ _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1
 _REMOVED_S: Final = 10.0
 _UNDO_S: Final = 10.0
+_CLEANUP_S: Final = 60.0
+"""Longer than a start may take: what an engine makes late has to be removed too."""
 
 T = TypeVar("T")
 
@@ -62,7 +64,9 @@ class Container:
         """
         query = {"name": name}
         making = asyncio.create_task(
-            engine.ask("POST", "/containers/create", query=query, body=settings)
+            engine.ask(
+                "POST", "/containers/create", query=query, body=settings, timeout_s=_CLEANUP_S
+            )
         )
         writer = None
         try:
@@ -115,7 +119,9 @@ async def remove(engine: Engine, name: str) -> None:
         SandboxFailure: When it cannot be removed.
     """
     try:
-        await engine.ask("DELETE", f"/containers/{name}", query={"force": 1, "v": 1})
+        await engine.ask(
+            "DELETE", f"/containers/{name}", query={"force": 1, "v": 1}, timeout_s=_CLEANUP_S
+        )
     except EngineError as e:
         if e.status == 409:  # somebody is at it, such as the engine itself
             await gone(engine, name)
@@ -128,7 +134,7 @@ async def gone(engine: Engine, name: str) -> None:
     try:
         query = {"condition": "removed"}
         path = f"/containers/{name}/wait"
-        await engine.ask("POST", path, query=query)
+        await engine.ask("POST", path, query=query, timeout_s=_CLEANUP_S)
     except EngineError as e:
         if e.status != 404:
             raise

@@ -77,7 +77,7 @@ class DockerSandbox(AgentSandbox):
         return "storage" if self._has_quota else ""
 
     async def _launch(self) -> Container:
-        engine = Engine(self._options.host)
+        engine = Engine(self._options.host, timeout_s=self._options.start_timeout_s)
         self._about = await docker_host.about(engine)
         image = await docker_host.image(engine, self._options)
         env = image["Config"].get("Env") or []

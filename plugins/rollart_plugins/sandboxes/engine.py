@@ -46,13 +46,15 @@ class Engine:
 
     Args:
         host: ``unix:///path`` or ``tcp://host:port``; empty: see :func:`usual_host`.
+        timeout_s: Seconds an answer may take, unless a request says otherwise.
 
     Raises:
         SandboxFailure: When there is no such kind of address.
     """
 
-    def __init__(self, host: str = "") -> None:
+    def __init__(self, host: str = "", *, timeout_s: float = _TIMEOUT_S) -> None:
         self.host = host or usual_host()
+        self._timeout_s = timeout_s
         self._at = urlsplit(self.host)
         is_tcp = self._at.scheme in {"tcp", "http", "https"} and self._at.hostname
         if not is_tcp and not (self._at.scheme == "unix" and self._at.path):
@@ -69,7 +71,7 @@ class Engine:
         *,
         query: Mapping[str, object] | None = None,
         body: object = None,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> Any:
         """Return what the engine answers, from JSON; a stream of JSON lines as a list.
 
@@ -77,6 +79,7 @@ class Engine:
             EngineError: When it refuses.
             SandboxFailure: When it does not answer.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask(method, path + _query(query), body)
@@ -92,7 +95,7 @@ class Engine:
             head = {"Connection": "Upgrade", "Upgrade": "tcp"}
             path = f"/containers/{container}/attach{query}"
             writer.write(_request(f"POST {path} HTTP/1.1", head, b""))
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 status = await self._head(reader)
                 if status not in {101, 200}:
                     raise EngineError(status, _said(await reader.read(_LIMIT)))
