@@ -26,7 +26,7 @@ class PoolOptions(BaseModel):
     concurrent_starts: Annotated[int, Field(gt=0)] | None = None
     """Most boxes of the machine that start at once; none: one a processor, two at least."""
     reserve_bytes: Annotated[int, Field(gt=0)] = 256 * _MIB
-    """Memory that a box is expected to use (its ``memory_bytes`` is the most it may)."""
+    """Memory that a box is expected to use; its ``memory_bytes``, which it may use, if less."""
     wait_s: Annotated[float, Field(gt=0)] | None = None
     """Longest wait for room; none: four fifths of ``deadlines.reset_s``, or a minute elsewhere."""
 

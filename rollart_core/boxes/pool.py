@@ -126,13 +126,17 @@ class BoxPool:
         return None
 
     def _request(self, needs: Mapping[str, object], *, extra_s: float = 0.0) -> Request:
-        """Return what to ask admission for; a wall that knows no ``ttl_s`` is given none."""
-        model = registry.config_model("sandboxes", self._id)
-        field = model.model_fields.get("ttl_s") if model is not None else None
-        if field is None:
-            return Request(self._id, self._pool, None)
-        given = {"ttl_s": field.default, **self._options, **needs}["ttl_s"]
-        return Request(self._id, self._pool, float(str(given)) + extra_s)
+        """Return what to ask admission for; a wall that knows no ``ttl_s`` is given none.
+
+        Raises:
+            ConfigError: When the wall has no such options.
+        """
+        options = registry.checked_options("sandboxes", self._id, {**self._options, **needs})
+        life, most = options.get("ttl_s"), options.get("memory_bytes")
+        pool = self._pool
+        if most is not None and most < pool.reserve_bytes:
+            pool = pool.model_copy(update={"reserve_bytes": most})
+        return Request(self._id, pool, None if life is None else life + extra_s)
 
     async def _started(self, line: Line, needs: Mapping[str, object], ttl_s: float | None) -> _Kept:
         """Start the box whose room this is; when that fails, the room is free again."""

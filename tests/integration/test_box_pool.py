@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_walls import EACH_WALL, IN_DOCKER, missing, no_bubblewrap
+from sandbox_walls import EACH_WALL, IN_DOCKER, MIB, missing, no_bubblewrap
 from typer.testing import CliRunner
 
 from rollart_core.boxes import loop, source
@@ -119,12 +119,13 @@ def test_no_box_is_given_out_twice(wall) -> None:
 
 def test_the_stock_is_refilled_and_a_box_from_it_is_there_at_once(bubblewrap) -> None:
     async def work() -> None:
-        boxes = box_source(bubblewrap, {"warm": 2})
+        boxes = box_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
         first = await boxes.take()
         pool = pool_of(boxes)
         await until(lambda: pool.num_warm == 2)
         waiting = [r for r in await live_boxes(Ledger()) if r.is_idle]
         assert len(waiting) == 2
+        assert {r.reserve_bytes for r in waiting} == {128 * MIB}
         assert {r.ttl_s for r in waiting} == {3900.0}  # it may wait, and lives as long after that
         second = await boxes.take()
         assert second.line.path.stem in {r.name for r in waiting}
