@@ -22,6 +22,7 @@ from rollart_core.boxes.source import box_source
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe.benches import Benches, FailureCount, in_order
 from rollart_envs.swe.cli import app
+from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits, commits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
@@ -175,8 +176,6 @@ def test_a_package_gives_the_same_tasks_for_the_same_seed_also_in_two_goes(
             kept = base(str(row["base_commit"]), path) or b""
             assert f"def {name.split('::')[-1]}(".encode() not in kept
     with pytest.raises(UserError, match="was begun with another bounds"):
-        from rollart_envs.swe.make import Bounds
-
         made(history, site, open_folder / "made", count=4, bounds=Bounds(max_broken=0.1))
 
 
@@ -342,3 +341,26 @@ def test_a_box_that_fails_is_replaced() -> None:
         asyncio.run(tried(3))
     assert len(opened) == 6
     assert all(box.closed for box in opened)
+
+
+@pytest.mark.slow
+def test_a_second_bug_that_no_test_sees_is_no_part_of_a_task(
+    site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    package = open_folder / "pair" / "shelf"
+    package.mkdir(parents=True)
+    (package / "PKG-INFO").write_text("Name: shelf\nVersion: 1.0\n")
+    (package / "shelf.py").write_text(
+        "def seen(x):\n    return x + 1\n\n\ndef unseen(x):\n    return max(x, 2)\n"
+    )
+    (package / "test_it.py").write_text(
+        "import shelf\n\n\ndef test_seen():\n    assert shelf.seen(1) == 2\n\n\n"
+        "def test_unseen():\n    shelf.unseen(3)\n\n\ndef test_more():\n    assert shelf\n\n\n"
+        "def test_most():\n    assert shelf\n"
+    )
+    out = open_folder / "pairs"
+    _, folder = made(package, site, out, count=2, jobs=1, bounds=Bounds(several=1.0))
+    for row in rows(folder):
+        assert "return x + 1" in str(row["patch"])
+        assert "+    return max" not in str(row["patch"])
+        assert row["FAIL_TO_PASS"] == ["test_it.py::test_seen"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import PurePosixPath
@@ -185,6 +185,8 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outc
     content = works.mirror.read(works.commit, candidate.path)
     assert content is not None
     source = content.decode()
+    if len(candidate.bugs) > 1:
+        candidate = await benches.run(partial(_visible, works, candidate, source))
     broken = mutated(source, candidate.bugs)
     if not is_another_program(source, broken):
         return Outcome("the same program")
@@ -199,6 +201,22 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outc
     if not problem:
         works.mirror.keep(str(row["instance_id"]), str(row["base_commit"]))
     return Outcome(f"the judge: {first_line(problem)}") if problem else Outcome(MADE, row)
+
+
+async def _visible(
+    works: Works, candidate: Candidate, source: str, checkout: Checkout
+) -> Candidate:
+    """Return a candidate without the bugs that no test sees: nobody could be told to mend them."""
+    seen = []
+    for bug in candidate.bugs:
+        alone = replace(candidate, bugs=(bug,))
+        callers = _callers(works, alone)
+        files = {candidate.path: mutated(source, [bug]).encode()}
+        tests = sorted({test.split("[", 1)[0] for test in callers})
+        run = await checkout.run(tests, files=files, timeout_s=_timeout_s(works))
+        if not callers <= run.passed:
+            seen.append(bug)
+    return replace(candidate, bugs=tuple(seen or candidate.bugs))
 
 
 async def _broken_run(
