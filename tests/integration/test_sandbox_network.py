@@ -253,20 +253,28 @@ def test_a_box_without_names_has_no_proxy_and_no_variables(wall) -> None:
 
 
 def test_a_reset_ends_connections(wall) -> None:
+    over = asyncio.Event()
+
+    async def hold(reader, writer) -> None:
+        await over.wait()
+        writer.close()
+
     async def main() -> None:
-        async with echo() as port, opened(wall, network=[f"127.0.0.1:{port}"]) as box:
+        server = await asyncio.start_server(hold, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, opened(wall, network=[f"127.0.0.1:{port}"]) as box:
             snapshot = await box.snapshot()
             connect = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode()
-            held = asyncio.create_task(
-                box.exec([PYTHON, "-c", TALK], timeout_s=1000, stdin=connect)
-            )
+            program = [PYTHON, "-c", TALK]
+            held = asyncio.create_task(box.exec(program, timeout_s=1000, stdin=connect))
             tunnels = box._connection._tunnels
             while not tunnels._tunnels:
                 await asyncio.sleep(0.01)  # the test's timeout ends the wait
             await box.restore(snapshot)
-            await held
+            assert (await held).exit_code == 137
             while tunnels._tunnels:
                 await asyncio.sleep(0.01)
             assert (await talk(box, b"x\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+            over.set()
 
     asyncio.run(main())
