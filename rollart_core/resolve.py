@@ -233,13 +233,14 @@ def _boxed(
     config: RunConfig, env: ResolvedPlugin[EnvSpec]
 ) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
     """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    reset_s = config.deadlines.reset_s or env.spec.timeouts.reset_s
     if registry.ISOLATION in env.options:
-        from rollart_core.isolation.config import lifetime_problems
+        from rollart_core.isolation.config import fit
 
-        return env, [f.under("env") for f in lifetime_problems(env.options, config.deadlines)]
+        options, faults = fit(env.options, config.deadlines, reset_s)
+        return replace(env, options=options), [fault.under("env") for fault in faults]
     if "sandbox" not in env.options or not config_boxes.runs_in_a_box(env.spec.id):
         return env, []
-    reset_s = config.deadlines.reset_s or env.spec.timeouts.reset_s
     options, faults = config_boxes.fill(env.options, config.deadlines, reset_s)
     return replace(env, options=options), [fault.under("env") for fault in faults]
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from rollart_core import registry
 from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of, wanted
 from rollart_core.check.environment import check_environment
 from rollart_core.check.process import Child, Message, environ, said_results
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import MAX_IMPORT_S, NO_FACTS, Facts, run_static_checks
 from rollart_core.check.target import KINDLESS, Target, open_target
-from rollart_core.errors import UserError
+from rollart_core.errors import UnknownIdError, UserError
 from rollart_core.testing.results import CheckResult, Outcome
 
 Heard = Callable[[str, str], None]
@@ -43,7 +44,7 @@ def run(
     """Check as :func:`rollart_core.check.check` does, and tell ``heard`` what is going on."""
     asked = checked_only(only)
     with tempfile.TemporaryDirectory(prefix="rollart-check-") as scratch:
-        found = open_target(target, Path(scratch))
+        found = _opened(target, Path(scratch), options or {})
         if options and found.ids is None:
             raise UserError(
                 f"options are for one plugin, and {target} may hold several: "
@@ -51,6 +52,16 @@ def run(
             )
         results = list(_results(found, asked, dict(options or {}), timeout_s, heard))
     return Report(found.name, found.version, tuple(results))
+
+
+def _opened(target: str, scratch: Path, options: Mapping[str, object]) -> Target:
+    try:
+        return open_target(target, scratch)
+    except UnknownIdError:
+        if registry.ISOLATION not in options:
+            raise
+        reason = "it is not installed here, only in its box"
+        return Target(name=target, ids=[("environments", target)], no_static=reason)
 
 
 def _results(

@@ -20,6 +20,8 @@ KEY = registry.ISOLATION
 SANDBOX = {"docker": "docker", "bubblewrap": "bubblewrap", "venv": "process"}
 """The sandbox behind each kind."""
 _TTL_S = 8 * 3600.0
+_WAIT_SHARE = 0.8
+"""Of ``reset_s``: the wait for room ends before, with a reason, and leaves time for the start."""
 PositiveInt = Annotated[int, Field(gt=0)]
 
 
@@ -101,17 +103,31 @@ def problems_of(given: object) -> list[Problem]:
     return [fault.under(KEY) for fault in faults]
 
 
-def lifetime_problems(options: Mapping[str, object], deadlines: Deadlines) -> list[Problem]:
-    """Return where an episode could outlive its box, whose second half of life it may begin in."""
-    isolation = Isolation.model_validate(options[KEY])
-    ttl_s = float(isolation.options["ttl_s"])
-    if deadlines.episode_s < ttl_s / 2:
-        return []
-    message = (
-        f"{ttl_s:g} s: must be more than twice deadlines.episode_s ({deadlines.episode_s:g} s), "
-        "since a box serves many episodes"
-    )
-    return [Problem((KEY, "ttl_s"), message)]
+def fit(
+    options: Mapping[str, Any], deadlines: Deadlines, reset_s: float
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the options of an isolated environment in line with the deadlines, and what is wrong.
+
+    Args:
+        options: Checked.
+        deadlines: Of the run.
+        reset_s: Seconds a reset may take, which the wait for a box is part of.
+    """
+    isolation, problems = Isolation.model_validate(options[KEY]), []
+    ttl_s, wait_s = float(isolation.options["ttl_s"]), isolation.pool.wait_s
+    if deadlines.episode_s >= ttl_s / 2:  # an episode may begin in the first half of a box's life
+        message = (
+            f"{ttl_s:g} s: must be more than twice deadlines.episode_s "
+            f"({deadlines.episode_s:g} s), since a box serves many episodes"
+        )
+        problems.append(Problem((KEY, "ttl_s"), message))
+    if wait_s is not None and wait_s >= reset_s:
+        message = f"{wait_s:g} s: must be shorter than deadlines.reset_s ({reset_s:g} s)"
+        problems.append(Problem((KEY, "pool", "wait_s"), message))
+    given = isolation.as_dict()
+    if wait_s is None:
+        given["pool"] = {**given.get("pool", {}), "wait_s": _WAIT_SHARE * reset_s}
+    return {**options, KEY: given}, problems
 
 
 def checked(given: object) -> Isolation:
