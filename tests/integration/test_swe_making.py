@@ -95,6 +95,7 @@ def needs_bwrap() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_history_gives_tasks_that_tell_of_behaviour(
     history: Path,
     site: Path,
@@ -139,6 +140,7 @@ def validated(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[object, l
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_task_is_played_where_it_was_made(
     history: Path, site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_task_is_played_where_it_was_made(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_package_gives_the_same_tasks_for_the_same_seed_also_in_two_goes(
     history: Path, site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:
@@ -344,6 +347,7 @@ def test_a_box_that_fails_is_replaced() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_second_bug_that_no_test_sees_is_no_part_of_a_task(
     site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:

@@ -14,6 +14,7 @@ SWE-bench's have, and its repository tells of the bug neither by a failing test 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -194,7 +195,8 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outc
     if isinstance(run, str):
         return Outcome(run)
     to_mend = works.baseline.passed - run.passed
-    row = _row(works, candidate, broken.encode(), run, to_mend)
+    # In a thread, as all that calls git more than once: the boxes' loop must not wait for it.
+    row = await asyncio.to_thread(_row, works, candidate, broken.encode(), run, to_mend)
     if row is None:
         return Outcome("its statement would give it away")
     problem = await works.judge(row)

@@ -11,13 +11,14 @@ gives a row that the judge has not seen, or tells in its statement what the comm
 from __future__ import annotations
 
 import ast
+import asyncio
 import shlex
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, TypeAlias
 
 from rollart_core.errors import SandboxFailure, first_line
 from rollart_envs.swe import probe
@@ -125,7 +126,7 @@ async def _outcome(pit: Pit, commit: Commit) -> Outcome:
     to_mend = after.passed - before.passed
     if not to_mend:
         return Outcome("no test fails before and passes after it")
-    row = _row(pit, commit, before, after)
+    row = await asyncio.to_thread(_row, pit, commit, before, after)
     if row is None:
         return Outcome("its statement would give it away")
     problem = await pit.judge(row)
@@ -136,13 +137,11 @@ async def _outcome(pit: Pit, commit: Commit) -> Outcome:
 
 async def _before_and_after(pit: Pit, commit: Commit) -> tuple[SuiteRun, SuiteRun] | str:
     """Return the runs of a commit's tests without and with its source, or why there are none."""
-    there = set(pit.mirror.files(commit.sha))
-    files = [path for path in commit.test_files if path in there]
+    tree, tests, source = await asyncio.to_thread(_contents, pit, commit)
+    files = [path for path in commit.test_files if tests[path] is not None]
     if not files:
         return "it removes its tests"
-    tests = {path: pit.mirror.read(commit.sha, path) for path in commit.tests}
-    source = {path: pit.mirror.read(commit.sha, path) for path in commit.source}
-    checkout = await pit.suite.open(pit.mirror.archive(commit.parent))
+    checkout = await pit.suite.open(tree)
     try:
         after = await checkout.run(files, files={**tests, **source}, timeout_s=_RUN_S, hash_seed=1)
         if after.timed_out:
@@ -155,6 +154,16 @@ async def _before_and_after(pit: Pit, commit: Commit) -> tuple[SuiteRun, SuiteRu
         await checkout.close()
     both = {test: after.statuses[test] for test in after.passed & again.passed}
     return before, replace(after, statuses=both)
+
+
+_Files: TypeAlias = dict[str, bytes | None]
+
+
+def _contents(pit: Pit, commit: Commit) -> tuple[bytes, _Files, _Files]:
+    """Return the parent's tree, and the commit's test and source files."""
+    read = partial(pit.mirror.read, commit.sha)
+    tests, source = ({path: read(path) for path in part} for part in (commit.tests, commit.source))
+    return pit.mirror.archive(commit.parent), tests, source
 
 
 def _row(pit: Pit, commit: Commit, before: SuiteRun, after: SuiteRun) -> Row | None:
