@@ -23,7 +23,10 @@ from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
 from rollart_core.plugins import KINDS, plugins
+from rollart_core.registry import load_object
 from rollart_core.testing import CheckResult, Outcome, assert_checks, check_env
+from rollart_core.testing.env_checks import run_env_checks
+from rollart_core.testing.play import Subject
 
 BASES: dict[str, tuple[type, ...]] = {
     "rewards": (Reward, GroupReward),
@@ -69,7 +72,8 @@ def check_one_env(env_id: str) -> list[CheckResult]:
     if why := no_bubblewrap():
         return [CheckResult("reset", Outcome.SKIP, why)]
     make = partial(registry.make, env_id, sandbox="bubblewrap")
-    return check_env(make, spec=said, num_tasks=1)
+    # Boxes take their time: a task of each split, and little of it for those that play many.
+    return run_env_checks(Subject(make, said, num_tasks=1, budget_s=0.5))
 
 
 def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
@@ -89,22 +93,42 @@ OPTIONS = {"rollart/Process-v1": {"trusted": True}, "rollart/Docker-v1": IN_DOCK
 """What a plugin has to be told before it works at all."""
 
 
-NO_CHECK = {"commands"}
-"""Kinds that have no registered member yet; whoever registers the first one writes its check."""
+COMMANDS = list(plugins().registered("commands"))
+"""They have no options and no contract but to be there and to say what they do."""
 
-REGISTERED = [(kind, plugin_id) for kind in KINDS for plugin_id in plugins().registered(kind)]
-EACH = pytest.mark.parametrize(("kind", "plugin_id"), REGISTERED)
+
+def case(kind: str, plugin_id: str) -> object:
+    """Return a parameter; what runs in boxes waits for those of others on the machine."""
+    spec = registry.spec(kind, plugin_id)
+    marks = [pytest.mark.timeout(600)] if getattr(spec, "sandbox", None) else []
+    return pytest.param(kind, plugin_id, marks=marks)
+
+
+REGISTERED = [
+    (kind, plugin_id)
+    for kind in KINDS
+    if kind != "commands"
+    for plugin_id in plugins().registered(kind)
+]
+EACH = pytest.mark.parametrize(("kind", "plugin_id"), [case(*pair) for pair in REGISTERED])
 
 
 def test_there_is_a_check_for_every_kind_that_has_members():
-    assert {"environments", "env_adapters", *PART_CHECKS} | NO_CHECK == set(KINDS)
-    assert not NO_CHECK & {kind for kind, _ in REGISTERED}
+    assert {"environments", "env_adapters", "commands", *PART_CHECKS} == set(KINDS)
     assert len(REGISTERED) >= 10
 
 
 def test_no_built_in_is_broken():
     broken = [f"{p}: {p.broken}" for p in plugins().broken if p.name.startswith("rollart-")]
     assert broken == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_what_it_does(name):
+    spec = plugins().registered("commands")[name].spec
+    assert spec.name == name
+    assert spec.summary.endswith(".")
+    assert load_object(spec.entry_point, name)
 
 
 @EACH
