@@ -47,7 +47,7 @@ class Bounds:
     """Largest share of the passing tests that a bug may break."""
     several: float = 0.2
     """Share of tasks with more than one bug."""
-    timeout_factor: float = 4.0
+    timeout_factor: float = 6.0
     """Times as long as without the bug that a run may take."""
 
 
@@ -254,7 +254,7 @@ def _no_good(run: SuiteRun, expected: frozenset[str]) -> str:
 
 
 def _timeout_s(works: Works) -> float:
-    return 10.0 + works.bounds.timeout_factor * works.baseline.wall_s
+    return 20.0 + works.bounds.timeout_factor * works.baseline.wall_s
 
 
 def _callers(works: Works, candidate: Candidate) -> set[str]:
