@@ -18,6 +18,7 @@ import pytest
 from sandbox_walls import HELD, IMAGE, missing
 
 from rollart_core import registry
+from rollart_core.bench import isolation as bench
 from rollart_core.boxes import loop
 from rollart_core.config_load import load_config
 from rollart_core.errors import (
@@ -560,3 +561,16 @@ def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_pa
     report = json.loads(done.stdout)
     assert report["train_steps"] == 4
     assert set(report["failures"]) & {"sandbox", "timeout"}, report["failures"]
+
+
+def test_the_benchmark_has_a_row_for_a_step_and_says_what_it_could_not_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    rows = bench.run({"kinds": ["venv", "docker"], "steps": 20})["rows"]
+    assert isinstance(rows, list)
+    by_case = {row["case"]: row for row in rows}
+    assert by_case["venv: env.step, p50"]["ours"] > by_case["venv: env.step, p50"]["peer"]
+    assert by_case["venv: 16 episodes"]["ours"] > 0
+    assert by_case["docker: env.step"]["ours"] is None
+    assert "no Docker engine answers" in by_case["docker: env.step"]["mark"]

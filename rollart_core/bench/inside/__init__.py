@@ -1,0 +1,1 @@
+"""What `rollart bench isolation` puts in a box."""
