@@ -238,6 +238,33 @@ print('again')
     asyncio.run(main())
 
 
+def test_connections_leave_descriptors_for_commands() -> None:
+    if why := missing("bubblewrap"):
+        pytest.skip(why)
+    many = """
+import socket, time
+held = []
+for i in range(60):
+    try:
+        held.append(socket.create_connection(('127.0.0.1', 3128), 20))
+    except OSError:
+        break
+open('ready', 'w').close()
+time.sleep(1000)
+"""
+
+    async def main() -> None:
+        async with opened("bubblewrap", network=["pypi.test"], num_open_files=64) as box:
+            held = asyncio.create_task(box.exec([PYTHON, "-c", many], timeout_s=1000))
+            while (await box.exec(["test", "-e", "ready"], timeout_s=30)).exit_code:
+                pass
+            results = await asyncio.gather(*(box.exec(["true"], timeout_s=60) for _ in range(4)))
+            assert [result.exit_code for result in results] == [0] * 4
+            held.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_box_without_names_has_no_proxy_and_no_variables(wall) -> None:
     async def main() -> None:
         async with opened(wall) as box:

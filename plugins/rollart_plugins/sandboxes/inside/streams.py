@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
+import resource
 import selectors
 
 TYPE_CHECKING = False
@@ -73,7 +74,8 @@ class Streams:
             connection, _ = listener.accept()
         except OSError:
             return
-        if len(self.tunnels) >= MOST:
+        # Commands need descriptors too: connections never take more than a quarter of them.
+        if len(self.tunnels) >= min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4):
             connection.close()
             return
         connection.setblocking(False)
