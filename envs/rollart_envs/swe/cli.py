@@ -20,7 +20,6 @@ from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import display
-from rollart_envs.swe.config import BOX_PYTHON
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits
@@ -41,7 +40,9 @@ BoxOptions = Annotated[
 ]
 Requires = Annotated[str, typer.Option(help="Further requirements for pip, in one text.")]
 Pytest = Annotated[str, typer.Option(help="Further arguments for pytest, in one text.")]
-Python = Annotated[str, typer.Option(help="Python that runs the tests, as a path in the box.")]
+Python = Annotated[
+    str, typer.Option(help="Python that runs the tests, as a path in the box; else python3.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -63,7 +64,7 @@ def make(
     options: BoxOptions = None,
     requires: Requires = "",
     pytest: Pytest = "",
-    python: Python = BOX_PYTHON,
+    python: Python = "",
     max_broken: Annotated[
         float, typer.Option(min=0, max=1, help="Largest share of the tests a bug may break.")
     ] = 0.3,
@@ -113,7 +114,7 @@ def mine(
         typer.Option(help="Folder of the repository to import from; else as pyproject.toml says."),
     ] = None,
     pytest: Pytest = "",
-    python: Python = BOX_PYTHON,
+    python: Python = "",
     max_files: Annotated[int, typer.Option(min=2, help="Most files of a commit.")] = 12,
     max_lines: Annotated[int, typer.Option(min=1, help="Most lines of source it changes.")] = 400,
     as_json: Json = False,
@@ -151,9 +152,7 @@ def validate(
     jobs: Jobs = 2,
     sandbox: Box = "bubblewrap",
     options: BoxOptions = None,
-    python: Annotated[
-        str, typer.Option(help="Python that runs the tests, as a path in the box; else python3.")
-    ] = "",
+    python: Python = "",
     timeout: Annotated[
         float | None, typer.Option(min=1, help="Seconds for the tests of one judgement.")
     ] = None,

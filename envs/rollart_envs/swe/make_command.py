@@ -17,7 +17,6 @@ from typing import Final
 
 from rollart_core.boxes.source import BoxSource
 from rollart_envs.swe import package as packages
-from rollart_envs.swe.config import BOX_PYTHON
 from rollart_envs.swe.make import MADE, Bounds, Judge, Row, Works, find_baseline, make
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
@@ -45,7 +44,8 @@ class MakeOrder:
     requires: tuple[str, ...] = ()
     pytest: tuple[str, ...] = ()
     """Further arguments for pytest."""
-    python: str = BOX_PYTHON
+    python: str = ""
+    """Absolute path in the box; empty: the ``python3`` on its PATH."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -140,6 +140,7 @@ async def _works(
         "python_path": [f"site/{package.slug}"],
         "source_path": list(suite.source_path),
         "test_command": shlex.join(["python3", "-m", "pytest", *suite.arguments]),
+        **({"python": order.python} if order.python else {}),
     }
     return Works(
         package.name, package.version, package.slug, mirror, commit, suite, baseline,

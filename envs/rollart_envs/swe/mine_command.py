@@ -18,8 +18,7 @@ from pathlib import Path
 from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import UserError
 from rollart_envs.swe import package as packages
-from rollart_envs.swe.config import BOX_PYTHON
-from rollart_envs.swe.make import MADE, Judge
+from rollart_envs.swe.make import MADE, Judge, Row
 from rollart_envs.swe.make_command import PYTEST, Heard, Made
 from rollart_envs.swe.mine import Limits, Pit, commits, mine
 from rollart_envs.swe.mirror import GitError, Mirror
@@ -46,7 +45,8 @@ class MineOrder:
     source_path: tuple[str, ...] = ()
     """Folders of the repository to import from; none: as its pyproject.toml has it."""
     pytest: tuple[str, ...] = ()
-    python: str = BOX_PYTHON
+    python: str = ""
+    """Absolute path in the box; empty: the ``python3`` on its PATH."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -66,7 +66,8 @@ async def mine_tasks(
     head = _head(mirror, order)
     python_path = await asyncio.to_thread(_python_path, order, name, mirror, head, heard)
     source_path = order.source_path or _source_path(mirror, head)
-    fields = {"repo": name, "python_path": python_path, "source_path": list(source_path)}
+    fields: Row = {"repo": name, "python_path": python_path, "source_path": list(source_path)}
+    fields |= {"python": order.python} if order.python else {}
     folders = tuple((order.folder.path / path).resolve() for path in python_path)
     suite = Suite(boxes, order.python, folders, source_path, (*PYTEST, *order.pytest))
     pit = Pit(name, mirror, suite, judge_in(order.folder), {**fields, "version": "0"})

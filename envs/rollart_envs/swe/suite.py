@@ -17,6 +17,7 @@ from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe import probe
+from rollart_envs.swe.judging import find_python
 
 REPO_DIR: Final = "/work/repo"
 _REPORT: Final = "/tmp/probe.jsonl"
@@ -77,7 +78,7 @@ class Suite:
 
     boxes: BoxSource
     python: str
-    """Absolute path in the box."""
+    """Absolute path in the box; empty: the ``python3`` on its PATH."""
     python_path: tuple[Path, ...] = ()
     """Folders of the host with what the tests import."""
     source_path: tuple[str, ...] = ()
@@ -108,10 +109,12 @@ class Checkout:
     def __init__(self, suite: Suite, box: Sandbox) -> None:
         self._suite = suite
         self._box = box
+        self._python_there = suite.python
         self._clean = ""
 
     async def unpack(self, tree: bytes) -> None:
         """Unpack the tree."""
+        self._python_there = self._python_there or await find_python(self._box)
         await self._box.write_file(_TREE, tree)
         needed = map(str, self._suite.python_path)
         arguments = ("-I", "-S", "-c", _UNPACK, _TREE, REPO_DIR, *needed)
@@ -184,7 +187,7 @@ class Checkout:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        argv = (self._suite.python, *arguments)
+        argv = (self._python_there, *arguments)
         return await self._box.exec(argv, timeout_s=timeout_s, cwd=cwd, stdin=stdin, env=env)
 
 
