@@ -147,8 +147,17 @@ async def _default_image(engine: Engine) -> Finding:
     name = DockerConfig().image
     if await _image(engine, name) is not None:
         return Finding("image", "ok", f"{name} is there")
-    mend = f"`docker pull {name}`, or name one that is there with the option image"
+    others = await _names(engine)
+    there = f" (there are {', '.join(others[:3])}: `rollart sandbox doctor docker image=NAME`)"
+    mend = f"`docker pull {name}`, or name another with the option image{there if others else ''}"
     return Finding("image", "warn", f"the default image {name} is not there", mend)
+
+
+async def _names(engine: Engine) -> list[str]:
+    """Return the names of the images that are there, newest first."""
+    images = await engine.ask("GET", "/images/json")
+    names = [name for found in images for name in found.get("RepoTags") or []]
+    return [name for name in names if name != "<none>:<none>"]
 
 
 _LIMITS: Final = (
