@@ -186,8 +186,12 @@ def check(wall: str, scratch: Path, num_batches: int, kill_at: list[int]) -> Non
     trainer = asyncio.run(episodes(wall, killer, words, num_batches))
     assert len(killer.parts) == 1 + len(kill_at)
     # What was dispatched ended, in a failure with a type or well; no ticket was lost or done twice.
-    assert {t.failure.kind.value for t in killer.failed} == {"environment"}
-    assert all("the env process is gone" in t.failure.message for t in killer.failed)
+    killed = [t for t in killer.failed if t.failure.kind.value == "environment"]
+    assert killed
+    assert all("the env process is gone" in t.failure.message for t in killed)
+    # On a busy machine a box may take too long to start: that is retried, too.
+    others = [t.failure for t in killer.failed if t not in killed]
+    assert all("did not answer within" in failure.message for failure in others), others
     done = collections.Counter(t.ticket.ticket_id for t in killer.done)
     assert set(done.values()) == {1}
     assert len(trainer.tickets) == len(set(trainer.tickets)) == 20 * num_batches

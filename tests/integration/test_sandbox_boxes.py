@@ -34,9 +34,13 @@ def sh(text: str) -> list[str]:
     return ["/bin/sh", "-c", text]
 
 
-def leftovers() -> list[str]:
-    folder = Path(tempfile.gettempdir())
-    return [p.name for kind in ("box", "snapshots") for p in folder.glob(f"rollart-{kind}-*")]
+@pytest.fixture
+def scratch(tmp_path, monkeypatch) -> Path:
+    """The folder for temporary files, which nobody else uses."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 def test_many_calls_at_once_do_not_wait_for_each_other(wall) -> None:
@@ -257,7 +261,7 @@ print(len(got), got == sent)
     asyncio.run(main())
 
 
-def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall) -> None:
+def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall, scratch) -> None:
     async def main() -> None:
         box = MAKERS[wall]()
         await box.start()
@@ -274,12 +278,11 @@ def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall) -> None:
         with pytest.raises(RuntimeError, match="not up"):
             await box.exec(["true"], timeout_s=1)
 
-    before = leftovers()
     asyncio.run(main())
-    assert leftovers() == before
+    assert list(scratch.iterdir()) == []
 
 
-def test_a_box_ends_when_its_time_is_over(wall) -> None:
+def test_a_box_ends_when_its_time_is_over(wall, scratch) -> None:
     async def main() -> None:
         async with opened(wall, ttl_s=0.5) as box:
             began = time.monotonic()
@@ -287,9 +290,8 @@ def test_a_box_ends_when_its_time_is_over(wall) -> None:
                 await box.exec(["sleep", "1000"], timeout_s=1000)
             assert time.monotonic() - began < 20
 
-    before = leftovers()
     asyncio.run(main())
-    assert leftovers() == before
+    assert list(scratch.iterdir()) == []
 
 
 def test_process_has_to_be_trusted() -> None:

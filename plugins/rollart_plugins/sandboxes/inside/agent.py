@@ -167,9 +167,11 @@ class Agent:
                 break
             time.sleep(0.01)
         if self.own_root:
-            above = os.open(os.path.dirname(self.root), FOLDER)
-            remove(above, os.path.basename(self.root))
-            os.close(above)
+            fd = os.open(self.root, FOLDER)
+            for name in os.listdir(fd):
+                remove(fd, name)
+            os.close(fd)
+            os.rmdir(self.root)
 
     def on_wake(self, mask: int) -> None:
         try:
