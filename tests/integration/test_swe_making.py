@@ -14,6 +14,7 @@ from typing import cast
 
 import pytest
 import typer
+from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 from swe_history import STEPS, write
 
 from rollart_core import registry
@@ -33,6 +34,7 @@ from rollart_envs.swe.statement import leaked
 from rollart_envs.swe.suite import Checkout, Suite
 from rollart_envs.swe.task_folder import TaskFolder
 
+BUBBLEWRAP: dict[str, object] = {"id": "bubblewrap"}
 PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
@@ -70,8 +72,10 @@ def rows(folder: TaskFolder) -> list[dict[str, object]]:
     return [json.loads(line) for line in folder.tasks.read_text().splitlines()]
 
 
-def mined(history: Path, site: Path, out: Path, count: int, needs_bwrap: None) -> TaskFolder:
-    boxes = box_source("bubblewrap")
+def mined(
+    history: Path, site: Path, out: Path, count: int, wall: dict[str, object] = BUBBLEWRAP
+) -> TaskFolder:
+    boxes = box_source(wall)
     order = MineOrder(str(history), TaskFolder(out), count=count, python_path=(site,))
     finish(mine_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None))
     return order.folder
@@ -90,8 +94,8 @@ def made(package: Path, site: Path, out: Path, **options: object) -> tuple[Made,
 
 @pytest.fixture(scope="module")
 def needs_bwrap() -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+    if why := no_bubblewrap():
+        pytest.skip(why)
 
 
 @pytest.mark.slow
@@ -103,7 +107,7 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
     needs_bwrap: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = mined(history, site, open_folder / "mined", 3, needs_bwrap)
+    folder = mined(history, site, open_folder / "mined", 3)
     found = rows(folder)
     assert len(found) == 3
     fix, wrap, _ = found
@@ -117,7 +121,7 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
         assert not any(step.subject in told for step in STEPS if " " in step.subject)
         assert "tests/" not in str(row["patch"])
         assert "shelf/" not in str(row["test_patch"])
-    again = mined(history, site, open_folder / "mined", 3, needs_bwrap)
+    again = mined(history, site, open_folder / "mined", 3)
     assert rows(again) == found
     moved = (open_folder / "mined").rename(open_folder / "moved")
     assert validated(moved / "tasks.jsonl", capsys) == (0, ["full none"] * 3)
@@ -128,6 +132,16 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
     code, verdicts = validated(moved / "tasks.jsonl", capsys)
     assert code == 1
     assert verdicts == ["full none"] * 3 + ["error error", "none none", "error error"]
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_a_history_is_mined_in_containers(history: Path, site: Path, open_folder: Path) -> None:
+    if why := no_docker():
+        pytest.skip(why)
+    wall = {"id": "docker", **IN_DOCKER}
+    (row,) = rows(mined(history, site, open_folder / "contained", 1, wall))
+    assert row["FAIL_TO_PASS"] == ["tests/test_text.py::test_wrap_counts_spaces"]
 
 
 def validated(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[object, list[str]]:
@@ -144,7 +158,7 @@ def validated(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[object, l
 def test_a_task_is_played_where_it_was_made(
     history: Path, site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:
-    folder = mined(history, site, open_folder / "played", 1, needs_bwrap)
+    folder = mined(history, site, open_folder / "played", 1)
     env = registry.make("swe/Repair-v1", tasks=str(folder.tasks), sandbox="bubblewrap")
     try:
         env.reset(seed=0, options={"task": 0, "split": "train"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
+from sandbox_walls import no_bubblewrap
 
 from rollart_envs.swe.cli import app
 
@@ -29,8 +29,8 @@ def sdists(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     folder = repo_root / ".wheelhouse" / "sdists"
     if not (folder / ".complete").exists():
         pytest.skip("no sdists: `make wheelhouse` fetches them")
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+    if why := no_bubblewrap():
+        pytest.skip(why)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder.parent))
     return sorted(folder.glob("*.tar.gz"))
