@@ -12,7 +12,8 @@ import pytest
 from sandbox_walls import EACH_WALL, HELD, MIB, missing, opened
 
 from rollart_plugins.sandboxes import box as boxes
-from rollart_plugins.sandboxes.inside import tree
+from rollart_plugins.sandboxes.inside.packing import Packing
+from rollart_plugins.sandboxes.inside.restoring import Restoring
 
 MAKE = """
 git init -q -b main . && git config user.email a@example.org && git config user.name A
@@ -156,12 +157,12 @@ def test_a_write_within_the_tick_of_the_clock_shows(tmp_path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     for _ in range(30):
-        packing = tree.Packing([str(tmp_path)])
+        packing = Packing([str(tmp_path)])
         collections.deque(packing, maxlen=0)
         assert packing.folders.clock_moves_on()
         with path.open("r+b") as file:
             file.write(b"new")
-        assert tree.Restoring([str(tmp_path)], packing.notes).compare() != []
+        assert Restoring([str(tmp_path)], packing.notes).compare() != []
         path.write_bytes(b"old")
 
 

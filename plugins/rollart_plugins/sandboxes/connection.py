@@ -32,7 +32,9 @@ LENGTHS: Final = struct.Struct(">II")
 Begun = Callable[[Callable[[bytes], None]], None]
 
 
-INSIDE: Final = ("processes", "tree", "streams", "snapshots", "agent")
+INSIDE: Final = (
+    *("processes", "tree", "packing", "restoring", "streams", "files", "snapshots", "agent"),
+)
 """What is sent into the box, in the order in which it is needed."""
 
 

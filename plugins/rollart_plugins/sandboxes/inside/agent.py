@@ -20,13 +20,13 @@ import os
 import resource
 import selectors
 import signal
-import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
 
+from rollart_plugins.sandboxes.inside.files import Files
 from rollart_plugins.sandboxes.inside.processes import (
     MARK,
     children,
@@ -109,6 +109,7 @@ class Agent:
         self.execs: Dict[int, Exec] = {}
         self.uploads: Dict[int, "queue.Queue[Optional[bytes]]"] = {}
         self.later: Deque[Callable[[], None]] = collections.deque()
+        self.files = Files(self)
         self.streams = Streams(self)
         self.snapshots = Snapshots(self)
         self.num_execs = 0
@@ -297,6 +298,18 @@ class Agent:
         said = {"protocol": PROTOCOL, "pid": self.pid, "root": self.root}
         self.send({"id": header["id"], "python": sys.version.split()[0], **said})
 
+    def inside(self, path: str) -> str:
+        """Return the absolute path; where the box has no root of its own, refuse one outside."""
+        if "\0" in path:
+            raise ValueError("a path holds a NUL")
+        whole = os.path.join(self.root, path)
+        if not self.confine:
+            return whole
+        real = os.path.realpath(whole)
+        if real != self.root and not real.startswith(self.root + os.sep):
+            raise PermissionError(errno.EACCES, "outside the box", path)
+        return real
+
     def op_ping(self, header: Dict[str, Any], body: bytes) -> None:
         self.send({"id": header["id"]})
 
@@ -368,13 +381,13 @@ class Agent:
             upload.put(body)
 
     def op_read_file(self, header: Dict[str, Any], body: bytes) -> None:
-        self.in_thread(header["id"], self.read_file, header)
+        self.in_thread(header["id"], self.files.read, header)
 
     def op_write_file(self, header: Dict[str, Any], body: bytes) -> None:
         import queue
 
         self.uploads[header["id"]] = queue.Queue()
-        self.in_thread(header["id"], self.write_file, header)
+        self.in_thread(header["id"], self.files.write, header)
 
     def op_snapshot(self, header: Dict[str, Any], body: bytes) -> None:
         self.in_thread(header["id"], self.snapshots.take, header)
@@ -528,63 +541,6 @@ class Agent:
             stopped |= found
         for pid in stopped:
             signal_one(pid, signal.SIGKILL)
-
-    # -- files
-
-    def inside(self, path: str) -> str:
-        """Return the absolute path; where the box has no root of its own, refuse one outside."""
-        if "\0" in path:
-            raise ValueError("a path holds a NUL")
-        whole = os.path.join(self.root, path)
-        if not self.confine:
-            return whole
-        real = os.path.realpath(whole)
-        if real != self.root and not real.startswith(self.root + os.sep):
-            raise PermissionError(errno.EACCES, "outside the box", path)
-        return real
-
-    def read_file(self, header: Dict[str, Any]) -> None:
-        path, most = self.inside(header["path"]), header["max_bytes"]
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", header["path"])
-            if os.fstat(fd).st_size > most:
-                raise OSError(errno.EFBIG, f"larger than {most} bytes", header["path"])
-            while True:
-                data = os.read(fd, CHUNK)
-                if not data:
-                    return
-                self.send_when_room({"id": header["id"], "part": 1}, data)
-        finally:
-            os.close(fd)
-
-    def write_file(self, header: Dict[str, Any]) -> None:
-        path = self.inside(os.path.realpath(self.inside(header["path"])))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        part = os.path.join(os.path.dirname(path), ".rollart-" + os.urandom(8).hex())
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for data in self.uploaded(header["id"]):
-                    file.write(data)
-                os.fchmod(file.fileno(), header["mode"] & 0o7777)
-            os.replace(part, path)
-        except BaseException:
-            os.unlink(part)
-            raise
-
-    def uploaded(self, call: int) -> Any:
-        """Yield what the host sends; each piece is acknowledged, the last one is empty."""
-        pieces = self.uploads[call]
-        while True:
-            data = pieces.get()
-            if data is None:
-                raise InterruptedError(errno.EINTR, "cancelled")
-            if not data:
-                return
-            yield data
-            self.send({"id": call, "ack": len(data)})
 
 
 def main() -> None:

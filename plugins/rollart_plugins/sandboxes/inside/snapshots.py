@@ -14,8 +14,10 @@ import signal
 import threading
 import time
 
+from rollart_plugins.sandboxes.inside.packing import Packing, records
 from rollart_plugins.sandboxes.inside.processes import children, descendants, signal_one
-from rollart_plugins.sandboxes.inside.tree import Note, Packing, Restoring, every, records
+from rollart_plugins.sandboxes.inside.restoring import Restoring
+from rollart_plugins.sandboxes.inside.tree import Note, every
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Snapshots:
     def restore(self, header: Dict[str, Any]) -> None:
         """Unpack what was asked for."""
         with self.one_at_a_time:
-            pieces, rest = self.agent.uploaded(header["id"]), memoryview(b"")
+            pieces, rest = self.agent.files.uploaded(header["id"]), memoryview(b"")
 
             def read(size: int) -> bytes:
                 nonlocal rest
