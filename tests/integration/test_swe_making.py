@@ -382,3 +382,10 @@ def test_a_second_bug_that_no_test_sees_is_no_part_of_a_task(
         assert "return x + 1" in str(row["patch"])
         assert "+    return max" not in str(row["patch"])
         assert row["FAIL_TO_PASS"] == ["test_it.py::test_seen"]
+
+
+def test_a_task_file_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
+    command = typer.main.get_command(app)
+    for name in ("none.jsonl", "none.parquet"):
+        with pytest.raises(UserError, match=rf"{name}: No such file"):
+            command.main(["validate", str(tmp_path / name)], "swe", standalone_mode=False)

@@ -165,7 +165,7 @@ def validate(
     boxes = _boxes(sandbox, options)
     began = time.monotonic()
     with _heard() as heard:
-        counted = _Counted(file.name, heard)
+        counted = _Counted(file, heard)
         work = validated(
             file,
             boxes,
@@ -193,16 +193,21 @@ def validate(
 class _Counted:
     """Tells of each verdict as it comes."""
 
-    def __init__(self, name: str, heard: Heard) -> None:
-        self._name = name
+    def __init__(self, file: Path, heard: Heard) -> None:
+        self._name = file.name
         self._heard = heard
+        # How many rows a Parquet file has is not known without reading it.
+        is_counted = file.suffix == ".jsonl" and file.is_file()
+        lines = file.read_bytes().splitlines() if is_counted else []
+        self._num_rows = sum(bool(line.strip()) for line in lines)
         self._num = self._num_sound = 0
 
     def __call__(self, verdict: Verdict) -> None:
         self._num += 1
         self._num_sound += verdict.is_sound
         why = "" if verdict.is_sound else f"; {verdict.name}: {verdict.why}"
-        self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", 0.0)
+        share = self._num / self._num_rows if self._num_rows else 0.0
+        self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", share)
 
 
 def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:
