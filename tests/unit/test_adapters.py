@@ -22,8 +22,8 @@ from rollart_core.config_load import validate
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
 from rollart_core.hookspecs import hookimpl
-from rollart_core.resolve import resolve_run
 from rollart_core.isolation import server
+from rollart_core.resolve import resolve_run
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 
 SESSION = """
