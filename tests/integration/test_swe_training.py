@@ -1,0 +1,89 @@
+"""A policy trained on code in boxes, while boxes are killed under it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollart_core.boxes import loop
+from rollart_core.boxes.ledger import Ledger, live_boxes
+from tests.sandbox_walls import HELD, IN_DOCKER, missing
+
+NUM_KILLED = 3
+CONFIG = {
+    "name": "repair",
+    "seed": 1,
+    "model": {"kind": "new", "num_layers": 1, "width": 32, "ffn_width": 48, "vocab_size": 384},
+    "trackers": [],
+    "rollout": {
+        "groups_per_batch": 2,
+        "group_size": 4,
+        "max_concurrent": 4,
+        "max_turns": 2,
+        "max_new_tokens": 32,
+        "max_context_tokens": 1536,
+    },
+    "evaluation": {"tasks": 2, "greedy": False},
+    "stop": {"batches": 4},
+}
+
+
+def kill_a_box(dead: set[str]) -> None:
+    """Kill all processes of one more box."""
+    for record in loop.run(live_boxes(Ledger())):
+        if record.name in dead or record.ready_at is None:
+            continue
+        for folder in (*record.left.get("cgroup", ()), *record.left.get("usage", ())):
+            with contextlib.suppress(OSError):
+                for pid in Path(folder, "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                    dead.add(record.name)
+        if record.name in dead:
+            return
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("wall", HELD)
+def test_a_run_goes_on_when_its_boxes_die(
+    wall: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := missing(wall):
+        pytest.skip(why)
+    monkeypatch.setenv("ROLLART_BOXES_DIR", str(tmp_path / "boxes"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    sandbox = {"id": wall, **(IN_DOCKER if wall == "docker" else {})}
+    env = {"id": "tests.busy_repair:GuessingRepairEnv", "sandbox": sandbox, "num_attempts": 2}
+    config = {**CONFIG, "env": env, "runs_dir": str(tmp_path / "runs")}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", "from rollart_core.cli import main; main()"]
+    with (
+        (tmp_path / "out").open("w+b") as out,
+        (tmp_path / "err").open("w+b") as err,
+        subprocess.Popen([*command, "run", path, "--json"], stdout=out, stderr=err) as run,
+    ):
+        dead: set[str] = set()
+        try:
+            while run.poll() is None:
+                if len(dead) < NUM_KILLED and "train: grpo" in (tmp_path / "err").read_text():
+                    kill_a_box(dead)
+                time.sleep(0.05)
+        finally:
+            run.terminate()
+    if not dead:
+        pytest.skip("boxes have no cgroup of their own here: nothing could be killed")
+    assert run.returncode == 0, (tmp_path / "err").read_text()[-3000:]
+    report = json.loads((tmp_path / "out").read_text())
+    assert report["train_steps"] == 4
+    assert report["failures"].get("sandbox", 0) >= 1, report["failures"]
+    assert loop.run(live_boxes(Ledger())) == []
