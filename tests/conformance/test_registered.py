@@ -98,9 +98,10 @@ COMMANDS = list(plugins().registered("commands"))
 
 
 def case(kind: str, plugin_id: str) -> object:
-    """Return a parameter; what runs in boxes waits for those of others on the machine."""
+    """Return a parameter; what runs in boxes takes its time, and waits for others' boxes."""
     spec = registry.spec(kind, plugin_id)
-    marks = [pytest.mark.timeout(600)] if getattr(spec, "sandbox", None) else []
+    boxed = getattr(spec, "sandbox", None)
+    marks = [pytest.mark.timeout(600), pytest.mark.slow] if boxed else []
     return pytest.param(kind, plugin_id, marks=marks)
 
 

@@ -224,6 +224,7 @@ def bearing(mark: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_whose_worker_is_killed(wall, scratch) -> None:
     check(wall, scratch, 1, [6])

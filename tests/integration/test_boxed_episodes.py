@@ -132,6 +132,7 @@ def test_200_episodes_whose_worker_is_killed_twice(wall, scratch) -> None:
     nothing_is_left(episodes, wall, scratch)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_episodes_whose_worker_is_killed(wall, scratch) -> None:
     nothing_is_left(run(wall, scratch, 24, [8]), wall, scratch)

@@ -417,6 +417,7 @@ def wheel(folder: Path, name: str, version: str, text: str, requires: str = "") 
             archive.writestr(path, said)
 
 
+@pytest.mark.slow
 def test_environments_with_conflicting_dependencies_live_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

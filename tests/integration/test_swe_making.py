@@ -213,6 +213,7 @@ def test_a_package_whose_tests_are_missing_or_all_fail_is_refused(
         made(package, site, open_folder / "refused")
 
 
+@pytest.mark.slow
 def test_a_bug_that_hangs_or_ends_the_run_is_left_out(
     site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_oracle_is_paid_and_who_does_nothing_is_not(env):
     assert submitted(env, bash("echo '# no' >> shapes/__init__.py"))[1] == 0.0
 
 
+@pytest.mark.slow
 def test_commands_run_in_a_fresh_shell_and_files_stay(env):
     texts = said(
         env,

@@ -38,6 +38,7 @@ def test_our_own_repair_tasks_are_sound(boxes):
     assert len(found) == 5
 
 
+@pytest.mark.slow
 def test_our_own_function_tasks_are_sound(boxes):
     found = verdicts(own_file("function_tasks.jsonl"), boxes, concurrency=4)
     assert [v for v in found if not v.is_sound] == []
