@@ -99,13 +99,16 @@ def test_every_row_of_humanevalpack_is_sound_behind_bubblewrap(boxes, shared_dir
 
 @pytest.mark.slow
 @pytest.mark.docker
-@pytest.mark.timeout(2400)
-def test_every_row_of_humanevalpack_is_sound_in_containers(shared_dir):
+@pytest.mark.timeout(1200)
+def test_rows_of_humanevalpack_are_sound_in_containers(shared_dir, tmp_path):
+    """Every fourth; `rollart swe validate FILE --sandbox docker` tries all, in minutes."""
     if why := no_docker():
         pytest.skip(why)
     source = box_source({"id": "docker", "image": IMAGE, "pull": "never"})
-    path = shared_dir / "data/swe/humanevalpack_python.jsonl"
+    rows = (shared_dir / "data/swe/humanevalpack_python.jsonl").read_text().splitlines()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(rows[::4]))
     found = verdicts(path, source, concurrency=4)
     loop.run(source.close())
     assert [v for v in found if not v.is_sound] == []
-    assert len(found) == 164
+    assert len(found) == 41
