@@ -21,7 +21,7 @@ from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes import bubblewrap_host
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
-from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig
+from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig, folder_bytes
 from rollart_plugins.sandboxes.connection import bootstrap
 from rollart_plugins.sandboxes.reach import reach
 from rollart_plugins.sandboxes.spawn import spawn
@@ -138,10 +138,11 @@ class BubblewrapSandbox(AgentSandbox):
 def arguments(options: BubblewrapConfig, sources: Mapping[str, str] | None = None) -> list[str]:
     """Return what bubblewrap is told of the box's files; ``sources``: where some are found."""
     argv = list(_system(Path(options.rootfs)))
-    tmp = str(options.tmp_bytes)
+    tmp = str(folder_bytes(options.tmp_bytes, options.memory_bytes))
+    disk = str(folder_bytes(options.disk_bytes, options.memory_bytes))
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", tmp, "--tmpfs", "/dev/shm"]
     argv += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
-    argv += ["--size", str(options.disk_bytes), "--tmpfs", WORK]
+    argv += ["--size", disk, "--tmpfs", WORK]
     for path in options.ro_binds:  # last, so that one below /tmp is seen
         argv += ["--ro-bind", (sources or {}).get(path, path), path]
     return argv

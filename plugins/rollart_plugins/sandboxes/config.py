@@ -10,6 +10,9 @@ from rollart_plugins.sandboxes import network
 
 _MIB = 1 << 20
 
+AGENT_BYTES = 32 * _MIB
+"""Memory that no folder of a box may fill: a box full of files could not even remove them."""
+
 
 class BoxConfig(BaseModel):
     """What every box can be told."""
@@ -42,6 +45,16 @@ class HeldConfig(BoxConfig):
         return names
 
 
+def folder_bytes(wanted: int, memory_bytes: int) -> int:
+    """Return the size of a folder that is memory: what is wanted, or what the box's memory allows.
+
+    Args:
+        wanted: Size asked for.
+        memory_bytes: Most memory of the whole box, the folder included.
+    """
+    return min(wanted, memory_bytes - AGENT_BYTES)
+
+
 class ProcessConfig(BoxConfig):
     """Options of ``rollart/Process-v1``."""
 
@@ -63,7 +76,7 @@ class BubblewrapConfig(HeldConfig):
     num_pids: Annotated[int, Field(ge=8)] = 256
     """Most processes and threads at once."""
     disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
-    """Size of the working folder; it is memory, and counts as such."""
+    """Size of the working folder. It is memory: at most `memory_bytes` less 32 MiB."""
     tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
     """Size of ``/tmp``, and of ``/dev/shm``."""
     num_open_files: Annotated[int, Field(ge=32)] = 1024
@@ -94,7 +107,8 @@ class DockerConfig(HeldConfig):
     num_pids: Annotated[int, Field(ge=8)] = 256
     """Most processes and threads at once."""
     disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
-    """Size of the working folder, which is memory; and of a writable root, where that can be."""
+    """Size of the working folder, which is memory (at most `memory_bytes` less 32 MiB); and of a
+    writable root, where that can be."""
     tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
     """Size of `/tmp`, and of `/dev/shm`."""
     num_open_files: Annotated[int, Field(ge=32)] = 1024

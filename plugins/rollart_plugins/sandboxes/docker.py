@@ -19,7 +19,7 @@ from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes import docker_host
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import end_group, memory_used_bytes
-from rollart_plugins.sandboxes.config import BoxConfig, DockerConfig
+from rollart_plugins.sandboxes.config import BoxConfig, DockerConfig, folder_bytes
 from rollart_plugins.sandboxes.connection import bootstrap
 from rollart_plugins.sandboxes.container import Container, remove
 from rollart_plugins.sandboxes.docker_host import PREFIX, TTL_LABEL
@@ -130,7 +130,7 @@ class DockerSandbox(AgentSandbox):
     def _limits(self) -> dict[str, Any]:
         options, held = self._options, self.enforced_by
         limits: dict[str, Any] = {
-            "ShmSize": options.tmp_bytes,
+            "ShmSize": folder_bytes(options.tmp_bytes, options.memory_bytes),
             "Ulimits": [
                 _ulimit("nofile", options.num_open_files),
                 _ulimit("core", 0),
@@ -206,12 +206,14 @@ def _host_config(options: DockerConfig, volumes: Sequence[str]) -> dict[str, Any
     uid, gid = options.user.split(":")
     own = f"uid={uid},gid={gid}"
     kinds = "rw,exec,nosuid,nodev"
+    disk = folder_bytes(options.disk_bytes, options.memory_bytes)
+    tmp = folder_bytes(options.tmp_bytes, options.memory_bytes)
     tmpfs = {
-        WORK: f"{kinds},size={options.disk_bytes},mode=0755,{own}",
-        _TMP: f"{kinds},size={options.tmp_bytes},mode=1777",
+        WORK: f"{kinds},size={disk},mode=0755,{own}",
+        _TMP: f"{kinds},size={tmp},mode=1777",
     }
     for path in volumes:  # else it is a folder on the host's disk, of no size
-        tmpfs.setdefault(path, f"{kinds},size={options.tmp_bytes},mode=0755,{own}")
+        tmpfs.setdefault(path, f"{kinds},size={tmp},mode=0755,{own}")
     config: dict[str, Any] = {
         "AutoRemove": True,
         "CapDrop": ["ALL"],
