@@ -55,10 +55,12 @@ class PluginRef(BaseModel):
 
 
 class InlineRuntime(Section):
-    """One machine: engine and trainer in a process each, environments in ``env_processes``."""
+    """One machine: engines and trainer in a process each, environments in ``env_processes``."""
 
     kind: Literal["inline"] = "inline"
     """The runtime."""
+    num_engines: PositiveInt = 1
+    """Inference engines, in a process each."""
     env_processes: Annotated[int, Field(ge=0)] = 1
     """0 runs environments in threads of the controller's process."""
     env_threads: PositiveInt = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollart_core.contracts.inference import (
@@ -20,7 +20,7 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import Publication
 from rollart_core.errors import InferenceFailure, PartDied
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.part import Part
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Group, Sample
 
@@ -31,16 +31,16 @@ SHUTDOWN_GRACE_S = 10.0
 class RemoteEngine(InferenceEngine):
     """An inference engine in a process that is started again when it dies."""
 
-    def __init__(self, process: Any, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, process: Callable[[], Part], kwargs: Mapping[str, Any]) -> None:
         """Describe it.
 
         Args:
-            process: Returns a fresh, unstarted :class:`PartProcess`.
+            process: Returns a fresh, unstarted :class:`Part`.
             kwargs: Arguments of :func:`rollart_core.runtime.parts.build_engine`.
         """
         self._new_process = process
         self._kwargs = kwargs
-        self._part: PartProcess = process()
+        self._part: Part = process()
         self._version: int | None = None
         self._back = asyncio.Event()
         self._restarting: asyncio.Task[None] | None = None
@@ -109,14 +109,14 @@ class RemoteEngine(InferenceEngine):
             await asyncio.gather(self._restarting, return_exceptions=True)
         await _shut_down(self._part, "close")
 
-    def _on_death(self, part: PartProcess) -> None:
+    def _on_death(self, part: Part) -> None:
         self._back.clear()
         if not self._closed and self.num_restarts < MAX_RESTARTS:
             self._restarting = asyncio.ensure_future(self._restart(part))
         else:
             self._back.set()  # calls fail at once and say why
 
-    async def _restart(self, dead: PartProcess) -> None:
+    async def _restart(self, dead: Part) -> None:
         self.num_restarts += 1
         try:
             await dead.close()
@@ -131,7 +131,7 @@ class RemoteEngine(InferenceEngine):
 class RemoteTrainer:
     """The trainer in a process of its own."""
 
-    def __init__(self, process: PartProcess, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, process: Part, kwargs: Mapping[str, Any]) -> None:
         """Describe it; ``kwargs`` go to :func:`rollart_core.runtime.parts.build_trainer`."""
         self._part = process
         self._kwargs = kwargs
@@ -169,7 +169,7 @@ class RemoteTrainer:
 class RemoteWorker:
     """An env worker in a process of its own."""
 
-    def __init__(self, process: PartProcess) -> None:
+    def __init__(self, process: Part) -> None:
         """Wrap a started process."""
         self._part = process
 
@@ -187,7 +187,7 @@ class RemoteWorker:
         await _shut_down(self._part, "shutdown")
 
 
-async def _shut_down(part: PartProcess, method: str) -> None:
+async def _shut_down(part: Part, method: str) -> None:
     """Let a part end in order if it can, and by force if not."""
     if part.alive:
         with contextlib.suppress(Exception):

@@ -1,0 +1,169 @@
+"""What every runtime does alike: its parts are started, wired together and ended.
+
+    num_engines x engine, trainer rank(s), env workers, demonstrator: each a Part of some role
+                                                  |
+                                    ``new_part(role, index)`` of the runtime
+
+Takes: a resolved run and a run directory. Gives: the parts that a
+:class:`rollart_core.runtime.base.Runtime` offers. Never: knows where a part executes; subclasses
+say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rollart_core.boxes.reap import reap_at_leisure
+from rollart_core.config import NewModel, PluginRef
+from rollart_core.resolve import ResolvedRun
+from rollart_core.rollout.env_pool import EnvPool, Worker
+from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.rollout.router import Router
+from rollart_core.runtime.base import TakeSamples
+from rollart_core.runtime.part import Part
+from rollart_core.runtime.parts import ChannelArgs, Corpus, ModelArgs
+from rollart_core.runtime.remote import RemoteEngine, RemoteTrainer, RemoteWorker
+from rollart_core.types import Sample, Task
+
+PARTS = "rollart_core.runtime.parts"
+
+
+class PartsRuntime(ABC):
+    """Starts and ends the parts of a run.
+
+    Args:
+        run: What to do.
+        run_dir: Where it keeps what it makes.
+        shared: A folder that trainer and engines can both reach; removed at the end.
+    """
+
+    def __init__(self, run: ResolvedRun, run_dir: Path, shared: Path) -> None:
+        self.run = run
+        self.config = run.config
+        self.run_dir = run_dir
+        self._env = EnvRef(run.env.spec.id, run.env.options)
+        self._shared = shared
+        self._envs: EnvPool | None = None
+        self._engines: list[RemoteEngine] = []
+        self._trainer: RemoteTrainer | None = None
+        self._demonstrator: Part | None = None
+
+    @abstractmethod
+    def new_part(self, role: str, index: int = 0) -> Part:
+        """Return an unstarted part.
+
+        Args:
+            role: ``engine``, ``trainer``, ``env``, ``model`` or ``demonstrator``.
+            index: Which of its role.
+        """
+
+    @property
+    @abstractmethod
+    def num_env_workers(self) -> int:
+        """How many env workers to start."""
+
+    async def start_envs(self) -> EnvPool:
+        """Start the env workers."""
+        self._envs = EnvPool(self.start_worker, num_workers=self.num_env_workers)
+        await self._envs.start()
+        return self._envs
+
+    async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
+        """Make a model from nothing in a process of its own, under the run directory."""
+        path = str(self.run_dir / "model")
+        part = self.new_part("model")
+        try:
+            await part.start()
+            corpus = Corpus(self._env, corpus_tasks, self.run.max_turns)
+            await part.call(f"{PARTS}:build_model", path, spec, corpus, self.config.seed)
+        finally:
+            await part.close()
+        return path
+
+    async def start_model(self, model_path: str) -> tuple[Router, RemoteTrainer]:
+        """Start the inference engines and the trainer, all at once."""
+        config = self.config
+        model = ModelArgs(model_path, config.model.dtype, config.model.device)
+        channel = ChannelArgs(self.run.weights, str(self._shared / "weights"))
+        num_engines = config.runtime.num_engines
+        self._engines = [self._engine(i, model, channel) for i in range(num_engines)]
+        self._trainer = RemoteTrainer(
+            self.new_part("trainer"),
+            {
+                "config": config.trainer,
+                "algorithm": self.run.algorithm,
+                "model": model,
+                "channel": channel,
+                "settings": {
+                    "temperature": config.rollout.temperature,
+                    "deterministic": config.deterministic,
+                    "seed": config.seed,
+                },
+            },
+        )
+        await asyncio.gather(*(e.start() for e in self._engines), self._trainer.start())
+        return Router(self._engines), self._trainer
+
+    async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
+        """Start a process that makes demonstrations."""
+        part = self._demonstrator = self.new_part("demonstrator")
+        limits = {
+            "max_turns": self.run.max_turns,
+            "max_context_tokens": self.config.rollout.max_context_tokens,
+        }
+        kwargs = {"env": self._env, "tokenizer_path": model_path, "tasks": tasks, "limits": limits}
+        await part.start(f"{PARTS}:Demonstrator", kwargs)
+
+        async def take(n: int) -> list[Sample]:
+            samples: list[Sample] = await part.call("take", n)
+            return samples
+
+        return take
+
+    async def stop_demonstrator(self) -> None:
+        """End the demonstrating process."""
+        if self._demonstrator is not None:
+            await self._demonstrator.close(grace_s=1.0)
+            self._demonstrator = None
+
+    async def close(self) -> None:
+        """End every part at once, then remove what they shared."""
+        closing = [e.close() for e in self._engines]
+        closing += [p.close() for p in (self._trainer, self._envs) if p is not None]
+        await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
+        if "sandbox" in self._env.options:  # an env worker that was killed could not close its own
+            await reap_at_leisure(PluginRef.model_validate(self._env.options["sandbox"]).id)
+        shutil.rmtree(self._shared, ignore_errors=True)
+
+    async def start_worker(self) -> Worker:
+        """Start one env worker."""
+        part = self.new_part("env")
+        await part.start(f"{PARTS}:build_env_worker", self.worker_limits(num_threads=64))
+        return RemoteWorker(part)
+
+    def worker_limits(self, num_threads: int) -> dict[str, int]:
+        """Return what an env worker is built with."""
+        return {
+            "num_threads": num_threads,
+            "max_observation_chars": self.config.rollout.max_observation_chars,
+        }
+
+    def _engine(self, index: int, model: ModelArgs, channel: ChannelArgs) -> RemoteEngine:
+        config = self.config
+        settings = {
+            "deterministic": config.deterministic,
+            "kv_on_swap": config.rollout.kv_on_swap,
+            "max_context_tokens": config.rollout.max_context_tokens,
+        }
+        arguments = {
+            "plugin": self.run.engine,
+            "model": model,
+            "channel": channel,
+            "settings": settings,
+        }
+        return RemoteEngine(partial(self.new_part, "engine", index), arguments)
