@@ -22,18 +22,14 @@ from pathlib import Path
 
 from rollart_core.config import ModelPath
 from rollart_core.contracts.hardware import HardwareMapper, Placement
-from rollart_core.engine.buffer import Buffer
-from rollart_core.engine.controller import Controller, ControllerParts
 from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
-from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
+from rollart_core.engine.events import StopRun
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.engine.observer import NobodyWatches, RunObserver
-from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
+from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource, held_out_tasks, task_seed
+from rollart_core.engine.tasks import held_out_tasks
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
@@ -44,8 +40,9 @@ from rollart_core.rollout.scoring import scorer
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.inline import InlineRuntime, local_pool
 from rollart_core.runtime.report import RunReport
+from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
-from rollart_core.types import Group, Task, Ticket, Trajectory
+from rollart_core.types import Task, Ticket, Trajectory
 
 NUM_CORPUS_TASKS = 400
 """Tasks whose text a new tokenizer is trained on."""
@@ -81,7 +78,7 @@ class _Launch:
         self._resume = resume
         self._began = time.perf_counter()
         self._phases: dict[str, float] = {}
-        self._controller: Controller | None = None
+        self._training: TrainPhase | None = None
         self._interrupted = False
         self._warm: WarmStartResult | None = None
         self._num_tasks: dict[str, int | None] = {}
@@ -119,7 +116,17 @@ class _Launch:
         state = await self._begin(runtime, router, trainer, (parts, model_path))
         before = await self._evaluate("before", parts) if state is None else (None, None)
         async with self._phase("train", self._train_detail()):
-            stop = await self._train(recorder, router, trainer, (parts, state))
+            training = self._training = TrainPhase(
+                self._run,
+                TrainParts(
+                    recorder=recorder,
+                    trainer=trainer,
+                    engines=router,
+                    run_episode=lambda ticket, version: run_episode(ticket, version, parts),
+                    num_tasks=self._num_tasks[self._config.rollout.split],
+                ),
+            )
+            stop = await training.execute(state, _next_ordinal(self._resume))
         engine = (await router.stats())[0]
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
         if not self._interrupted and stop.kind != "failures":
@@ -286,46 +293,6 @@ class _Launch:
 
     # RL
 
-    async def _train(
-        self,
-        recorder: RunRecorder,
-        router: Router,
-        trainer: TrainerHandle,
-        rest: tuple[EpisodeParts, RunState | None],
-    ) -> StopRun:
-        parts, state = rest
-        config = self._config
-        env_id, split = self._run.env.spec.id, config.rollout.split
-        source = TaskSource(env_id, split, self._num_tasks[split], config.seed)
-        if state is not None:
-            source.restore(state.task_source)
-            for index in state.open_tasks:
-                source.requeue(Task(env_id, split, index, task_seed(config.seed, index)))
-        scheduler = Scheduler(schedule_policy(self._run), source)
-        recorder.begin_training(CheckpointPlan(trainer.call, source, state))
-        controller = self._controller = Controller(
-            ControllerParts(
-                scheduler=scheduler,
-                buffer=Buffer(config.rollout.group_size, _capacity(self._run)),
-                run_episode=lambda ticket, version: run_episode(ticket, version, parts),
-                trainer=trainer,
-                engines=router,
-                keep_group=_keep_group,
-                recorder=recorder,
-            ),
-            ticket_s=config.deadlines.ticket_s,
-            wall_s=None if config.stop.wall_s is None else _left(config.stop.wall_s, state),
-        )
-        started = RunStarted(
-            policy_version=state.policy_version if state else 0,
-            next_ordinal=_next_ordinal(self._resume),
-        )
-        try:
-            return await controller.run(started)
-        finally:
-            self._controller = None
-            recorder.end_training(scheduler.snapshot())
-
     def _train_detail(self) -> str:
         stop = self._config.stop
         limits = [f"{stop.batches} batches"] if stop.batches else []
@@ -381,12 +348,13 @@ class _Launch:
         assert main is not None
 
         def interrupt() -> None:
-            if self._controller is None or self._interrupted:
+            training = self._training
+            if training is None or not training.running or self._interrupted:
                 main.cancel()
                 return
             self._interrupted = True
             self._observer.message("Stopping after the batch in training; Ctrl-C again: at once.")
-            self._controller.request_stop("interrupted")
+            training.request_stop("interrupted")
 
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -401,34 +369,6 @@ class _Launch:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-
-
-def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
-    """Return the numbers the scheduler obeys."""
-    config, rollout, failures = run.config, run.config.rollout, run.config.failures
-    return SchedulePolicy(
-        groups_per_batch=rollout.groups_per_batch,
-        group_size=rollout.group_size,
-        max_concurrent=rollout.max_concurrent,
-        mode=config.mode,
-        min_group_size=rollout.min_group_size,
-        max_staleness=config.staleness_bound,
-        on_stale=getattr(config, "on_stale", "wait"),
-        max_retries=failures.max_retries,
-        max_failure_rate=failures.max_rate,
-        failure_window=failures.window,
-        num_batches=config.stop.batches,
-    )
-
-
-def _capacity(run: ResolvedRun) -> int:
-    rollout = run.config.rollout
-    groups = rollout.groups_per_batch * (run.config.staleness_bound + 1)
-    return groups * rollout.group_size
-
-
-def _keep_group(group: Group) -> bool:
-    return plugins().decide("rollart_filter_group", group=group) is not False
 
 
 def _next_ordinal(resume: Path | None) -> int:
@@ -447,10 +387,6 @@ def _fell_short(result: WarmStartResult, wanted: float) -> str:
         f"The warm start ended {came}, below warm_start.until_success ({wanted:.0%}); "
         "going on with RL."
     )
-
-
-def _left(wall_s: float, state: RunState | None) -> float:
-    return max(1.0, wall_s - (state.train_wall_s if state else 0.0))
 
 
 def _gain(
