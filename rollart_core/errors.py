@@ -17,6 +17,7 @@
     ├── TrainingDiverged          loss or gradient were not finite several updates in a row
     ├── JournalError              the run's record can no longer be written or read
     └── PartDied                  a process of the run (engine, trainer, env worker) is gone
+        └── TrainerLost           a trainer rank is gone and its group with it; it can be restarted
 
 Plugins raise plain Python errors; the core attributes them with :func:`boundary`.
 """
@@ -125,6 +126,10 @@ class JournalError(RollartError):
 
 class PartDied(RollartError):
     """A process of the run is gone."""
+
+
+class TrainerLost(PartDied):
+    """The trainer is gone, with all its ranks; ``restart()`` brings up a fresh one."""
 
 
 class boundary:

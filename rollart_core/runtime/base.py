@@ -32,6 +32,9 @@ class TrainerHandle(Protocol):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call any other method."""
 
+    async def restart(self) -> None:
+        """Bring up a fresh one after ``TrainerLost``, with the weights the model began with."""
+
 
 class Runtime(Protocol):
     """Where the parts of a run execute."""

@@ -53,6 +53,16 @@ class ChannelArgs:
 
 
 @dataclass(frozen=True, slots=True)
+class RankArgs:
+    """Which of several trainer ranks this is."""
+
+    rank: int
+    world_size: int
+    store: str
+    """``host:port`` of the store by which the ranks find each other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Corpus:
     """Whose text a new tokenizer is trained on."""
 
@@ -91,10 +101,23 @@ def build_trainer(
     model: ModelArgs,
     channel: ChannelArgs,
     settings: Mapping[str, Any],
+    ranks: RankArgs | None = None,
 ) -> Trainer:
-    """Build the trainer; ``settings`` are ``temperature``, ``deterministic`` and ``seed``."""
+    """Build the trainer, or one rank of it.
+
+    Args:
+        config: The ``trainer`` section.
+        algorithm: Which algorithm.
+        model: Which model.
+        channel: Where weights go.
+        settings: ``temperature``, ``deterministic`` and ``seed``.
+        ranks: Which rank this is; None: the only one.
+    """
+    from rollart_core.train import process_group
     from rollart_core.train.trainer import Trainer
 
+    if ranks is not None:
+        process_group.join(ranks.store, ranks.rank, ranks.world_size, model.device)
     return Trainer(
         config,
         algorithm.build(),

@@ -27,7 +27,8 @@ from rollart_core.rollout.router import Router
 from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts import ChannelArgs, Corpus, ModelArgs
-from rollart_core.runtime.remote import RemoteEngine, RemoteTrainer, RemoteWorker
+from rollart_core.runtime.remote import RemoteEngine, RemoteWorker
+from rollart_core.runtime.trainer_group import TrainerGroup
 from rollart_core.types import Sample, Task
 
 PARTS = "rollart_core.runtime.parts"
@@ -50,7 +51,7 @@ class PartsRuntime(ABC):
         self._shared = shared
         self._envs: EnvPool | None = None
         self._engines: list[RemoteEngine] = []
-        self._trainer: RemoteTrainer | None = None
+        self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
 
     @abstractmethod
@@ -85,15 +86,16 @@ class PartsRuntime(ABC):
             await part.close()
         return path
 
-    async def start_model(self, model_path: str) -> tuple[Router, RemoteTrainer]:
+    async def start_model(self, model_path: str) -> tuple[Router, TrainerGroup]:
         """Start the inference engines and the trainer, all at once."""
         config = self.config
         model = ModelArgs(model_path, config.model.dtype, config.model.device)
         channel = ChannelArgs(self.run.weights, str(self._shared / "weights"))
         num_engines = config.runtime.num_engines
         self._engines = [self._engine(i, model, channel) for i in range(num_engines)]
-        self._trainer = RemoteTrainer(
-            self.new_part("trainer"),
+        self._trainer = TrainerGroup(
+            partial(self.new_part, "trainer"),
+            1,
             {
                 "config": config.trainer,
                 "algorithm": self.run.algorithm,

@@ -1,6 +1,6 @@
 """Parts of a run that execute in processes of their own, in the shape of local ones.
 
-Takes: what to build. Gives: an engine, a trainer, env workers. Never: hides that a process died: a
+Takes: what to build. Gives: an engine, env workers. Never: hides that a process died: a
 call on a dead engine is an InferenceFailure, and the engine comes back with the newest weights.
 """
 
@@ -18,11 +18,8 @@ from rollart_core.contracts.inference import (
     InferenceEngine,
     WeightSwap,
 )
-from rollart_core.contracts.weights import Publication
 from rollart_core.errors import InferenceFailure, PartDied
 from rollart_core.runtime.part import Part
-from rollart_core.train.report import TrainStepReport
-from rollart_core.types import Group, Sample
 
 MAX_RESTARTS = 3
 SHUTDOWN_GRACE_S = 10.0
@@ -107,7 +104,7 @@ class RemoteEngine(InferenceEngine):
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
-        await _shut_down(self._part, "close")
+        await shut_down(self._part, "close")
 
     def _on_death(self, part: Part) -> None:
         self._back.clear()
@@ -128,44 +125,6 @@ class RemoteEngine(InferenceEngine):
             self._back.set()
 
 
-class RemoteTrainer:
-    """The trainer in a process of its own."""
-
-    def __init__(self, process: Part, kwargs: Mapping[str, Any]) -> None:
-        """Describe it; ``kwargs`` go to :func:`rollart_core.runtime.parts.build_trainer`."""
-        self._part = process
-        self._kwargs = kwargs
-
-    async def start(self) -> None:
-        """Start the process and load the model."""
-        await self._part.start("rollart_core.runtime.parts:build_trainer", self._kwargs)
-
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
-        """Update the weights on a batch."""
-        reports: list[TrainStepReport] = await self._part.call(
-            "train_batch", groups, policy_version
-        )
-        return reports
-
-    async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
-        """Take one supervised step."""
-        metrics: dict[str, float] = await self._part.call("supervise", samples, lr)
-        return metrics
-
-    async def publish(self, policy_version: int) -> Publication:
-        """Put the weights on the channel."""
-        publication: Publication = await self._part.call("publish", policy_version)
-        return publication
-
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call any other method of :class:`rollart_core.train.trainer.Trainer`."""
-        return await self._part.call(method, *args, **kwargs)
-
-    async def close(self) -> None:
-        """End the process."""
-        await _shut_down(self._part, "close")
-
-
 class RemoteWorker:
     """An env worker in a process of its own."""
 
@@ -184,10 +143,10 @@ class RemoteWorker:
 
     async def close(self) -> None:
         """Close its environments, then end the process."""
-        await _shut_down(self._part, "shutdown")
+        await shut_down(self._part, "shutdown")
 
 
-async def _shut_down(part: Part, method: str) -> None:
+async def shut_down(part: Part, method: str) -> None:
     """Let a part end in order if it can, and by force if not."""
     if part.alive:
         with contextlib.suppress(Exception):
