@@ -75,7 +75,7 @@ def sections() -> dict[str, type[BaseModel]]:
         name: model
         for name, model in vars(config).items()
         if isinstance(model, type)
-        and issubclass(model, config.Section)
+        and issubclass(model, (config.Section, config.EnvEntry))
         and model is not config.Section
         and not name.startswith("_")
         and name != "SyncRun"  # AsyncRun's keys without those of staleness

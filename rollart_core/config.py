@@ -54,6 +54,72 @@ class PluginRef(BaseModel):
         return dict(self.model_extra or {})
 
 
+class EnvRun(Section):
+    """What of the run is otherwise for one environment of several."""
+
+    split: str | None = None
+    """Tasks to train on; none: ``rollout.split``."""
+    max_turns: PositiveInt | None = None
+    """None: ``rollout.max_turns``, or what the environment's spec says."""
+    evaluation_split: str | None = None
+    """Held-out tasks; none: ``evaluation.split``."""
+    check_split: str | None = None
+    """Tasks of the warm start's checks; none: ``warm_start.check_split``."""
+    reset_s: Seconds | None = None
+    """None: ``deadlines.reset_s``, or what the environment's spec says."""
+    step_s: Seconds | None = None
+    """None: ``deadlines.step_s``, or what the environment's spec says."""
+    reward: PluginRef | None = None
+    """None: the run's ``reward``."""
+
+
+class EnvEntry(PluginRef):
+    """One environment of several; keys that are not here are its own options."""
+
+    name: str | None = None
+    """What tasks, reports and the placement call it; none: its id, with ``#`` and its place in the
+    list where the same id stands more than once."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Its share of all tasks, against the weights of the others."""
+    run: EnvRun = EnvRun()
+    """What of the run is otherwise for this environment."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_adapter(cls, value: Any) -> Any:
+        return joined_id(value)
+
+
+def joined_id(value: Any) -> Any:
+    """Return ``{adapter: gem, id: X}`` as ``{id: gem::X}``; anything else as it is.
+
+    Raises:
+        ValueError: When adapter and id do not go together.
+    """
+    if not isinstance(value, dict) or "adapter" not in value:
+        return value
+    rest = {k: v for k, v in value.items() if k != "adapter"}
+    adapter, foreign = value["adapter"], rest.get("id")
+    if not isinstance(adapter, str) or not isinstance(foreign, str):
+        raise ValueError(
+            "adapter and id go together: {adapter: gymnasium, id: FrozenLake-v1}, both text"
+        )
+    if SEPARATOR in foreign:
+        raise ValueError(f"id {foreign!r} names an adapter already: leave env.adapter out")
+    return {**rest, "id": f"{adapter}{SEPARATOR}{foreign}"}
+
+
+def _which_env(value: object) -> str:
+    """Return the class of ``env``: one environment, or a list of several."""
+    return "EnvEntry" if isinstance(value, list | tuple) else "PluginRef"
+
+
+Env = Annotated[
+    Annotated[PluginRef, Tag("PluginRef")] | Annotated[tuple[EnvEntry, ...], Tag("EnvEntry")],
+    Discriminator(_which_env),
+]
+
+
 class InlineRuntime(Section):
     """One machine: engines and trainer in a process each, environments in ``env_processes``."""
 
@@ -284,9 +350,9 @@ class _RunBase(Section):
     runtime: InlineRuntime = InlineRuntime()
     """Where the parts run."""
     model: Model = Field(description="a model's folder, a hub id, or {kind: new}")
-    env: PluginRef = Field(
+    env: Env = Field(
         description="an environment's id (`rollart list environments`), or an `adapter` and the "
-        "`id` it knows"
+        "`id` it knows; or a list of several"
     )
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
@@ -323,19 +389,10 @@ class _RunBase(Section):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _env_of_an_adapter(cls, value: Any) -> Any:
-        """``{adapter: gem, id: X}`` is ``gem::X``."""
-        if not isinstance(value, dict) or "adapter" not in value:
-            return value
-        rest = {k: v for k, v in value.items() if k != "adapter"}
-        adapter, foreign = value["adapter"], rest.get("id")
-        if not isinstance(adapter, str) or not isinstance(foreign, str):
-            raise ValueError(
-                "adapter and id go together: {adapter: gymnasium, id: FrozenLake-v1}, both text"
-            )
-        if SEPARATOR in foreign:
-            raise ValueError(f"id {foreign!r} names an adapter already: leave env.adapter out")
-        return {**rest, "id": f"{adapter}{SEPARATOR}{foreign}"}
+    def _one_env_or_several(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple) and not value:
+            raise ValueError("a list of environments needs at least one")
+        return joined_id(value)
 
     @field_validator("algorithm", "engine", "weights", "mapper", mode="before")
     @classmethod

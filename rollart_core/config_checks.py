@@ -7,10 +7,10 @@ Never: imports a plugin.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollart_core.config import Deadlines, ModelPath, RunConfig, SyncRun
+from rollart_core.config import Deadlines, EnvEntry, ModelPath, RunConfig, SyncRun
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem
 
@@ -26,6 +26,16 @@ _NESTS = (
 )
 """Each pair: the first must be shorter than the second."""
 
+_OWN = (
+    ("split", "rollout", "split"),
+    ("max_turns", "rollout", "max_turns"),
+    ("evaluation_split", "evaluation", "split"),
+    ("check_split", "warm_start", "check_split"),
+    ("reset_s", "deadlines", "reset_s"),
+    ("step_s", "deadlines", "step_s"),
+)
+"""Each key of ``EnvRun``, and the section and key of the run that it replaces."""
+
 
 def consistency_problems(config: RunConfig) -> list[Problem]:
     """Return what contradicts what, and what has no effect, in the config by itself."""
@@ -33,6 +43,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems = deadline_problems(config.deadlines, {}, sandboxed=ttl_counts)
     problems += _group_problems(config)
     problems += _model_problems(config)
+    problems += _mix_problems(config)
     return problems + without_effect(config)
 
 
@@ -57,20 +68,68 @@ def deadline_problems(
     return problems
 
 
-def without_effect(config: RunConfig, env: EnvSpec | None = None) -> list[Problem]:
+def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Problem]:
     """Return the keys that are set but do nothing in this run, each with the reason.
 
     Args:
         config: The config.
-        env: The environment's spec, where it is known.
+        envs: The environments' specs, where they are known.
     """
-    found = []
+    found: list[tuple[tuple[str | int, ...], str]] = []
     if isinstance(config, SyncRun) and "kv_on_swap" in config.rollout.model_fields_set:
         why = "with mode: sync, where weights are never swapped under an episode"
         found.append((("rollout", "kv_on_swap"), why))
-    if env and env.sandbox is None and "sandbox_ttl_s" in config.deadlines.model_fields_set:
-        found.append((("deadlines", "sandbox_ttl_s"), f"with {env.id}, which needs no sandbox"))
+    if (
+        envs
+        and all(env.sandbox is None for env in envs)
+        and "sandbox_ttl_s" in config.deadlines.model_fields_set
+    ):
+        which = ", ".join(env.id for env in envs)
+        found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
+    for key in replaced_everywhere(config):
+        if key[1] in getattr(config, key[0]).model_fields_set:
+            found.append((key, "where every environment of env has its own in run"))
+    if config.warm_start is None:
+        found += [
+            (("env", i, "run", "check_split"), "without warm_start")
+            for i, entry in enumerate(entries(config))
+            if entry.run.check_split is not None
+        ]
     return [Problem(path, f"has no effect {why}; remove it") for path, why in found]
+
+
+def entries(config: RunConfig) -> tuple[EnvEntry, ...]:
+    """Return the listed environments; none where there is one that is not in a list."""
+    return config.env if isinstance(config.env, tuple) else ()
+
+
+def replaced_everywhere(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the keys, as (section, key), for which every listed environment has its own."""
+    listed = entries(config)
+    return [
+        (section, key)
+        for own, section, key in _OWN
+        if listed
+        and all(getattr(entry.run, own) is not None for entry in listed)
+        and getattr(config, section) is not None
+    ]
+
+
+def _mix_problems(config: RunConfig) -> list[Problem]:
+    listed, problems = entries(config), []
+    if len(listed) == 1 and listed[0].weight != 1:
+        message = "has no effect with one environment; remove it"
+        problems.append(Problem(("env", 0, "weight"), message))
+    asked = {("evaluation", "tasks"): config.evaluation.tasks}
+    if config.warm_start:
+        asked["warm_start", "check_tasks"] = config.warm_start.check_tasks
+    for key, num_tasks in asked.items():
+        if num_tasks < len(listed):
+            problems.append(Problem(key, f"{num_tasks} is too few for {len(listed)} environments"))
+    if config.reward and listed and all(entry.run.reward for entry in listed):
+        message = "has no effect where every environment of env has its own in run; remove it"
+        problems.append(Problem(("reward",), message))
+    return problems
 
 
 def _group_problems(config: RunConfig) -> list[Problem]:

@@ -48,7 +48,7 @@ ROOMS = (
     ("config", "problems"),
     (
         *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
-        *("isolation", "registry", "resolve"),
+        *("isolation", "registry", "resolve", "resolve_envs", "resolve_plugin"),
     ),
     ("models", "rollout", "engine", "train", "weights", "plan"),
     ("runtime",),

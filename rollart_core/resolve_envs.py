@@ -1,0 +1,265 @@
+"""The environments of a run: one, or several with weights, each found and checked.
+
+Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, and problems with the
+index of the environment they are of. Never: builds an environment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollart_core import config_boxes, registry
+from rollart_core.config import Deadlines, EnvEntry, EnvRun, PluginRef, RunConfig
+from rollart_core.config_checks import deadline_problems, without_effect
+from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.reward import RewardSpec
+from rollart_core.errors import UserError, did_you_mean
+from rollart_core.problems import Problem
+from rollart_core.resolve_plugin import PluginFinder, ResolvedPlugin, ref_of
+
+ENTRY_KEYS = ("name", "weight", "run")
+_SPLITS = (
+    ("split", ("rollout", "split")),
+    ("evaluation_split", ("evaluation", "split")),
+    ("check_split", ("warm_start", "check_split")),
+)
+"""Each split of :class:`EnvRun`, and the key of the run it replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEnv:
+    """One environment of a run, with all that is its own."""
+
+    name: str
+    """What tasks, reports and the placement call it; where there is one environment, its id."""
+    plugin: ResolvedPlugin[EnvSpec]
+    weight: float
+    split: str
+    evaluation_split: str
+    check_split: str
+    max_turns: int
+    reset_s: float
+    step_s: float
+    reward: ResolvedPlugin[RewardSpec] | None
+    """None: the return of the environment itself."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What the environment says of itself."""
+        return self.plugin.spec
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One environment as the config has it, and where."""
+
+    key: tuple[str | int, ...]
+    ref: PluginRef
+    name: str | None = None
+    weight: float = 1.0
+    run: EnvRun = field(default_factory=EnvRun)
+
+
+def resolve_envs(
+    config: RunConfig, find: PluginFinder, reward: ResolvedPlugin[RewardSpec] | None
+) -> tuple[ResolvedEnv, ...]:
+    """Return the environments of a run; what is wrong is noted with ``find``.
+
+    Args:
+        config: What to resolve.
+        find: Finds plugins; what it is told to note ends the run later.
+        reward: The run's own; an environment may have another.
+    """
+    asked = _asked(config)
+    found = [_found(config, one, find) for one in asked]
+    known = [(one, plugin) for one, plugin in zip(asked, found, strict=True) if plugin]
+    specs = [plugin.spec for _, plugin in known]
+    problems = without_effect(config, specs) if len(specs) == len(asked) else []
+    problems += _names_taken(asked)
+    problems += _stand_twice(known)
+    for problem in dict.fromkeys(problems):
+        find.note(problem)
+    names = _names(asked, [plugin.spec.id if plugin else "" for plugin in found])
+    rewards = [
+        find("rewards", one.run.reward, *one.key, "run", "reward") if one.run.reward else reward
+        for one in asked
+    ]
+    return tuple(
+        _resolved(config, one, (names[i], plugin, rewards[i]))
+        for i, (one, plugin) in enumerate(zip(asked, found, strict=True))
+        if plugin
+    )
+
+
+def entries_as_dicts(config: RunConfig, envs: Sequence[ResolvedEnv]) -> list[dict[str, Any]]:
+    """Return the environments as plain data that a config file may hold."""
+    assert isinstance(config.env, tuple)
+    dicts = []
+    for entry, env in zip(config.env, envs, strict=True):
+        run = entry.run.model_dump(mode="json", exclude_none=True)
+        if entry.run.reward and env.reward:
+            run["reward"] = ref_of(env.reward)
+        own = {"name": env.name, "weight": env.weight} | ({"run": run} if run else {})
+        dicts.append({"id": env.spec.id, **own, **env.plugin.options})
+    return dicts
+
+
+def _asked(config: RunConfig) -> list[_Asked]:
+    if not isinstance(config.env, tuple):
+        return [_Asked(("env",), config.env)]
+    return [_Asked(("env", i), e, e.name, e.weight, e.run) for i, e in enumerate(config.env)]
+
+
+def _found(config: RunConfig, one: _Asked, find: PluginFinder) -> ResolvedPlugin[EnvSpec] | None:
+    """Find one environment and note what is wrong with it by itself."""
+    told: list[Problem] = []
+    plugin = replace(find, note=told.append)("environments", one.ref, *one.key)
+    for problem in told:
+        find.note(_with_entry_keys(problem, one))
+    if plugin is None:
+        return None
+    problems = _env_problems(config, one, plugin.spec)
+    plugin, faults = _boxed(_deadlines(config, one), plugin)
+    for problem in [*problems, *(fault.under(*one.key) for fault in faults)]:
+        find.note(problem)
+    resolved: ResolvedPlugin[EnvSpec] = plugin
+    return resolved
+
+
+def _with_entry_keys(problem: Problem, one: _Asked) -> Problem:
+    """Return what is wrong; a misspelled key of the list is taken for the environment's option."""
+    if not isinstance(one.ref, EnvEntry) or problem.path[:-1] != one.key:
+        return problem
+    near = did_you_mean(str(problem.path[-1]), ENTRY_KEYS)
+    if not near or "unknown key" not in problem.message:
+        return problem
+    return Problem(problem.path, f"unknown key.{near}")
+
+
+def _resolved(
+    config: RunConfig,
+    one: _Asked,
+    rest: tuple[str, ResolvedPlugin[EnvSpec], ResolvedPlugin[RewardSpec] | None],
+) -> ResolvedEnv:
+    name, plugin, reward = rest
+    splits, times = _splits(config, one), plugin.spec.timeouts
+    deadlines = _deadlines(config, one)
+    return ResolvedEnv(
+        name=name,
+        plugin=plugin,
+        weight=one.weight,
+        split=splits["split"],
+        evaluation_split=splits["evaluation_split"],
+        check_split=splits.get("check_split", ""),
+        max_turns=one.run.max_turns or config.rollout.max_turns or plugin.spec.max_turns,
+        reset_s=times.reset_s if deadlines.reset_s is None else deadlines.reset_s,
+        step_s=times.step_s if deadlines.step_s is None else deadlines.step_s,
+        reward=reward,
+    )
+
+
+def _splits(config: RunConfig, one: _Asked) -> dict[str, str]:
+    """Return the splits by their key in :class:`EnvRun`; of checks only where there are some."""
+    wanted = {"split": config.rollout.split, "evaluation_split": config.evaluation.split}
+    if config.warm_start:
+        wanted["check_split"] = config.warm_start.check_split
+    return {key: getattr(one.run, key) or split for key, split in wanted.items()}
+
+
+def _deadlines(config: RunConfig, one: _Asked) -> Deadlines:
+    own = {key: getattr(one.run, key) for key in ("reset_s", "step_s")}
+    return config.deadlines.model_copy(update={k: v for k, v in own.items() if v is not None})
+
+
+def _names(asked: Sequence[_Asked], ids: Sequence[str]) -> list[str]:
+    times = Counter(ids)
+    return [
+        one.name or (env_id if times[env_id] == 1 else f"{env_id}#{i}")
+        for i, (one, env_id) in enumerate(zip(asked, ids, strict=True))
+    ]
+
+
+def _names_taken(asked: Sequence[_Asked]) -> Iterator[Problem]:
+    names = [one.name for one in asked]
+    for i, name in enumerate(names):
+        if name is not None and name in names[:i]:
+            message = f"{name!r} is the name of env.{names.index(name)} already"
+            yield Problem(("env", i, "name"), message)
+
+
+def _stand_twice(known: Sequence[tuple[_Asked, ResolvedPlugin[EnvSpec]]]) -> Iterator[Problem]:
+    seen: list[tuple[str, dict[str, Any], EnvRun]] = []
+    for one, plugin in known:
+        this = (plugin.spec.id, plugin.options, one.run)
+        if this in seen:
+            first = known[seen.index(this)][0]
+            message = (
+                f"{plugin.spec.id} with the same options is env.{first.key[-1]} already: "
+                "give that one the weight of both"
+            )
+            yield Problem(one.key, message)
+        seen.append(this)
+
+
+def _env_problems(config: RunConfig, one: _Asked, spec: EnvSpec) -> list[Problem]:
+    problems = list(_deadline_problems(config, one, spec))
+    if spec.sandbox is not None and not config_boxes.runs_in_a_box(spec.id):
+        try:
+            registry.find("sandboxes", spec.sandbox)
+        except UserError as e:
+            problems.append(Problem(one.key, f"{spec.id} runs in a sandbox: {e}"))
+    if ":" not in spec.id or split_id(spec.id):  # of unregistered code they are not known
+        problems += _split_problems(config, one, spec)
+    return problems
+
+
+def _deadline_problems(config: RunConfig, one: _Asked, spec: EnvSpec) -> Iterable[Problem]:
+    defaults = {"reset_s": spec.timeouts.reset_s, "step_s": spec.timeouts.step_s}
+    for problem in deadline_problems(
+        _deadlines(config, one), defaults, sandboxed=spec.sandbox is not None
+    ):
+        inner = str(problem.path[-1])
+        if not isinstance(one.ref, EnvEntry) or inner not in defaults:
+            yield problem
+        elif getattr(one.run, inner) is not None:
+            yield Problem((*one.key, "run", inner), problem.message)
+        elif getattr(config.deadlines, inner) is None:
+            yield Problem(one.key, f"{problem.key}: {problem.message}")
+        else:
+            yield problem
+
+
+def _split_problems(config: RunConfig, one: _Asked, spec: EnvSpec) -> Iterable[Problem]:
+    wanted, of_run = _splits(config, one), dict(_SPLITS)
+    for key, split in wanted.items():
+        if split in spec.splits:
+            continue
+        near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
+        message = f"{spec.id} has no split {split!r}.{near}"
+        if not isinstance(one.ref, EnvEntry):
+            yield Problem(of_run[key], message)
+        elif getattr(one.run, key) is None:
+            where = ".".join(of_run[key])
+            yield Problem((*one.key, "run", key), f"is {where} unless set, and {message}")
+        else:
+            yield Problem((*one.key, "run", key), message)
+
+
+def _boxed(
+    deadlines: Deadlines, env: ResolvedPlugin[EnvSpec]
+) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
+    """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    reset_s = deadlines.reset_s or env.spec.timeouts.reset_s
+    if registry.ISOLATION in env.options:
+        from rollart_core.isolation.config import fit
+
+        options, faults = fit(env.options, deadlines, reset_s)
+        return replace(env, options=options), faults
+    if "sandbox" not in env.options or not config_boxes.runs_in_a_box(env.spec.id):
+        return env, []
+    options, faults = config_boxes.fill(env.options, deadlines, reset_s)
+    return replace(env, options=options), faults
