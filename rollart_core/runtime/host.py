@@ -1,0 +1,72 @@
+"""What every process that holds a part does with it: build it, and run calls on it.
+
+Takes: names of methods and their arguments. Gives: what they return. Never: lets a long call hold
+up another: coroutines run on the loop, all else on one thread beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rollart_core.errors import RollartError, first_line
+
+
+class PartHost:
+    """Holds a part."""
+
+    def __init__(self) -> None:
+        self.part: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="part")
+
+    async def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a method of the part, or ``"module:function"``.
+
+        Raises:
+            Exception: Whatever it raised.
+        """
+        function = self._find(name)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+    def _find(self, name: str) -> Any:
+        if name == "__build__":
+            return self._build
+        if name == "__ping__":
+            return _pong
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        return getattr(self.part, name)
+
+    def _build(self, factory: str, kwargs: dict[str, Any]) -> None:
+        self.part = self._find(factory)(**kwargs)
+
+
+async def _pong() -> None:
+    """Say that the loop of this process runs."""
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error if it survives the journey, else a plain one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RollartError(f"{type(error).__name__}: {first_line(str(error))}")
+    return error
+
+
+def leave() -> None:
+    """Close what this process has open, before it ends without atexit."""
+    if "rollart_core.boxes.source" in sys.modules:
+        sys.modules["rollart_core.boxes.source"].close_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
