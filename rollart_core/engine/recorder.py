@@ -26,7 +26,7 @@ from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import first_line
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
-from rollart_core.types import Group, Ticket, Trajectory
+from rollart_core.types import Group, Task, Ticket, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RunRecorder:
         self._trackers: list[Tracker] = []
         self._plan: CheckpointPlan | None = None
         self._totals = _Totals()
-        self._open: dict[str, int] = {}
+        self._open: dict[str, Task] = {}
         self._swaps: list[WeightSwap] = []
 
     def start(self) -> None:
@@ -106,11 +106,15 @@ class RunRecorder:
         finally:
             plugins().observe("rollart_run_finished", run_dir=self._run_dir, report=report)
 
+    def event(self, kind: str, payload: Mapping[str, object]) -> None:
+        """Keep anything else that happened; ``payload`` is plain JSON."""
+        self._log.event(kind, payload)
+
     # What the controller reports
 
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
         """An attempt begins."""
-        self._open[ticket.group_id] = ticket.task.index
+        self._open[ticket.group_id] = ticket.task
         self._log.dispatched(ticket, start_version)
 
     def ended(self, trajectory: Trajectory) -> None:

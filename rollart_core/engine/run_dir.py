@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import ConfigError
+from rollart_core.types import Task
 
 
 def new_run_dir(runs_dir: str, name: str) -> Path:
@@ -49,8 +51,8 @@ class RunState:
     policy_version: int
     train_step: int
     task_source: TaskSourceState
-    open_tasks: tuple[int, ...]
-    """Index of each task that was dispatched and not yet trained or dropped."""
+    open_tasks: tuple[Task, ...]
+    """Each task that was dispatched and not yet trained or dropped."""
     train_wall_s: float
 
     def write(self, folder: Path) -> None:
@@ -63,9 +65,13 @@ class RunState:
         content = json.loads((folder / "run_state.json").read_text(encoding="utf-8"))
         source = content.pop("task_source")
         return cls(
-            **{**content, "open_tasks": tuple(content["open_tasks"])},
-            task_source=TaskSourceState(source["position"], tuple(source["requeued"])),
+            **{**content, "open_tasks": _tasks(content["open_tasks"])},
+            task_source=TaskSourceState(source["position"], _tasks(source["requeued"])),
         )
+
+
+def _tasks(plain: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
+    return tuple(Task(**fields) for fields in plain)
 
 
 def checkpoint_folder(run_dir: Path, policy_version: int) -> Path:

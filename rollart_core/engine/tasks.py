@@ -19,12 +19,12 @@ from rollart_core.types import Task
 
 @dataclass(frozen=True, slots=True)
 class TaskSourceState:
-    """Where a task source stands; plain numbers, so that JSON holds it."""
+    """Where a task source stands; plain values, so that JSON holds it."""
 
     position: int
     """Tasks given out so far, requeued ones not counted again."""
-    requeued: tuple[int, ...] = ()
-    """Indices that come first, in this order."""
+    requeued: tuple[Task, ...] = ()
+    """They come first, in this order."""
 
 
 class TaskSource:
@@ -48,21 +48,21 @@ class TaskSource:
         self._num_tasks = num_tasks
         self._seed = seed
         self._position = 0
-        self._requeued: deque[int] = deque()
+        self._requeued: deque[Task] = deque()
         self._epoch = -1
         self._order: list[int] = []
 
     def next(self) -> Task:
         """Return the next task; requeued ones come first."""
         if self._requeued:
-            return self._task(self._requeued.popleft())
+            return self._requeued.popleft()
         index = self._index_at(self._position)
         self._position += 1
         return self._task(index)
 
     def requeue(self, task: Task) -> None:
         """Put a task back, to come before all new ones."""
-        self._requeued.append(task.index)
+        self._requeued.append(task)
 
     def state(self) -> TaskSourceState:
         """Return where it stands."""

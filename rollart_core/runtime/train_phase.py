@@ -15,11 +15,11 @@ from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.run_dir import RunState
 from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource, task_seed
+from rollart_core.engine.tasks import TaskSource
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.base import TrainerHandle
-from rollart_core.types import Group, Task, Ticket, Trajectory
+from rollart_core.types import Group, Ticket, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class TrainPhase:
         source = TaskSource(env_id, split, parts.num_tasks, config.seed)
         if state is not None:
             source.restore(state.task_source)
-            for index in state.open_tasks:
-                source.requeue(Task(env_id, split, index, task_seed(config.seed, index)))
+            for task in state.open_tasks:
+                source.requeue(task)
         scheduler = Scheduler(schedule_policy(self._run), source)
         parts.recorder.begin_training(CheckpointPlan(parts.trainer.call, source, state))
         controller = self._controller = Controller(
@@ -84,6 +84,11 @@ class TrainPhase:
         """Ask for the end; a batch in training is finished first."""
         if self._controller is not None:
             self._controller.request_stop(reason)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error of a part that training cannot do without."""
+        if self._controller is not None:
+            self._controller.fail(error)
 
 
 def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
