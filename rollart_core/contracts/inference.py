@@ -67,7 +67,16 @@ class WeightSwap:
     stall_s: float
     """How long no token was generated because of it."""
     num_bytes: int
+    """Of the weights."""
     num_recomputed_tokens: int = 0
+    fetch_s: float = 0.0
+    """How long fetching took, while tokens were generated."""
+    moved_bytes: int = 0
+    """What came through the channel; 0 where it does not count."""
+    num_restarted: int = 0
+    """Generations that began again because of it."""
+    engine: str = ""
+    """Which engine; filled in by whoever has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,14 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Fetch that version from the weight channel and swap it in between two decode steps."""
+        """Fetch that version from the weight channel and swap it in between two decode steps.
+
+        Where the channel no longer holds it, the newest is taken; the answer says which.
+
+        Raises:
+            LookupError: When the channel holds neither.
+            ValueError: When the weights do not fit the model, or are damaged; the old ones stay.
+        """
 
     @abstractmethod
     async def pause(self) -> None:

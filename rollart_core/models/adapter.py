@@ -43,6 +43,7 @@ class HuggingFaceRunner(Runner):
         self.max_batch_tokens = max_batch_tokens
         self._caches: list[Any] = [None] * num_slots
         self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
+        self._staged: dict[str, torch.Tensor] = {}
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> torch.Tensor:
@@ -102,7 +103,21 @@ class HuggingFaceRunner(Runner):
     @torch.inference_mode()
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """See :meth:`Runner.load`."""
+        num_bytes = self.stage(tensors)
+        self.swap()
+        return num_bytes
+
+    @torch.inference_mode()
+    def swap(self) -> None:
+        """See :meth:`Runner.swap`; a copy within the device."""
         state = self._model.state_dict()
+        for name, tensor in self._staged.items():
+            state[name].copy_(tensor)
+
+    @torch.inference_mode()
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """See :meth:`Runner.stage`."""
+        state, self._staged = self._model.state_dict(), {}
         missing, num_bytes = {_place(t): name for name, t in state.items()}, 0
         for name, tensor in tensors:
             if name not in state:
@@ -110,9 +125,9 @@ class HuggingFaceRunner(Runner):
             if state[name].shape != tensor.shape:
                 want = tuple(state[name].shape)
                 raise ValueError(f"{name!r} is {tuple(tensor.shape)}, the model wants {want}")
-            state[name].copy_(tensor)
+            self._staged[name] = torch.empty_like(state[name]).copy_(tensor)
             missing.pop(_place(state[name]), None)
-            num_bytes += tensor.numel() * tensor.element_size()
+            num_bytes += tensor.nbytes
         buffers = {_place(b) for b in self._model.buffers()}
         lacking = [name for place, name in missing.items() if place not in buffers]
         if lacking:

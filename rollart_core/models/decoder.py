@@ -9,7 +9,8 @@ those rows are computed after their keys and values are stored. Never: allocates
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -59,6 +60,7 @@ class Decoder(Runner):
             UserError: When ``native`` kernels are asked for and cannot be had.
         """
         self._w, self._shape = weights, weights.shape
+        self._spare: DecoderWeights | None = None
         self.vocab_size = self._shape.vocab_size
         self.num_slots, self.max_tokens = num_slots, max_tokens
         self._tile = TILE_ROWS if deterministic else 1
@@ -99,6 +101,17 @@ class Decoder(Runner):
         """See :meth:`Runner.load`."""
         with torch.inference_mode():
             return self._w.load(tensors)
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """See :meth:`Runner.stage`."""
+        with torch.inference_mode(), _beside(self._w.embedding.device):
+            self._spare = self._spare or self._w.alike()
+            return self._spare.fill(tensors)
+
+    def swap(self) -> None:
+        """See :meth:`Runner.swap`."""
+        assert self._spare is not None, "nothing was staged"
+        self._w, self._spare = self._spare, self._w
 
     def clear(self, slot: int) -> None:
         """See :meth:`Runner.clear`."""
@@ -192,6 +205,18 @@ class Decoder(Runner):
                 torch.mm(x, linear.weight, out=out)
             else:
                 torch.addmm(linear.bias, x, linear.weight, out=out)
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """Copy on a stream of its own, so that no step waits for a copy; done when left."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def rope_tables(

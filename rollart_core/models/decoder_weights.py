@@ -7,6 +7,7 @@ place. Never: computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -75,9 +76,38 @@ class DecoderWeights:
         self._check(new)  # all of them first: what is refused leaves the old weights whole
         for name, tensor in new.items():
             self._put[name](tensor.to(self._dtype))
+        self._tie()
+        return sum(tensor.numel() * tensor.element_size() for tensor in new.values())
+
+    def alike(self) -> DecoderWeights:
+        """Return another set of the same form, not filled."""
+        return DecoderWeights(
+            self.shape, self._dtype, self._compute_dtype, self._device, self._biased
+        )
+
+    def fill(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Overwrite all weights tensor by tensor and return their bytes.
+
+        For a set that nobody reads: what is refused leaves it half written.
+
+        Raises:
+            ValueError: When a tensor is unknown, missing, or of another shape.
+        """
+        missing, num_bytes = set(self._put), 0
+        for name, tensor in tensors:
+            if self._is_implied(name):
+                continue
+            self._check_one(name, tensor)
+            self._put[name](tensor.to(self._dtype))
+            missing.discard(name)
+            num_bytes += tensor.nbytes
+        self._check_all(missing)
+        self._tie()
+        return num_bytes
+
+    def _tie(self) -> None:
         if self.shape.tied and self.head.weight.data_ptr() != self.embedding.data_ptr():
             self.head.weight.copy_(self.embedding.t())
-        return sum(tensor.numel() * tensor.element_size() for tensor in new.values())
 
     def _is_implied(self, name: str) -> bool:
         return name.endswith("rotary_emb.inv_freq") or (
@@ -86,12 +116,17 @@ class DecoderWeights:
 
     def _check(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
-            if name not in self._put:
-                raise ValueError(f"weights hold {name!r}, which this model has not")
-            if tuple(tensor.shape) != self._sizes[name]:
-                want = self._sizes[name]
-                raise ValueError(f"{name!r} is {tuple(tensor.shape)}, the model wants {want}")
-        missing = self._put.keys() - tensors.keys()
+            self._check_one(name, tensor)
+        self._check_all(self._put.keys() - tensors.keys())
+
+    def _check_one(self, name: str, tensor: torch.Tensor) -> None:
+        if name not in self._put:
+            raise ValueError(f"weights hold {name!r}, which this model has not")
+        if tuple(tensor.shape) != self._sizes[name]:
+            want = self._sizes[name]
+            raise ValueError(f"{name!r} is {tuple(tensor.shape)}, the model wants {want}")
+
+    def _check_all(self, missing: AbstractSet[str]) -> None:
         if missing:
             raise ValueError(f"weights lack {len(missing)} tensors, such as {min(missing)!r}")
 

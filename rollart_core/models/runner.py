@@ -70,6 +70,24 @@ class Runner(ABC):
         """Wipe a slot that may hold values that are not finite; where masks suffice, do nothing."""
 
     @abstractmethod
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Write weights to a second set, beside those in use, and return their bytes.
+
+        For any one thread at a time, while another calls :meth:`forward`. Tensors are taken one by
+        one. The second set is made at the first call and stays.
+
+        Args:
+            tensors: As for :meth:`load`.
+
+        Raises:
+            ValueError: As :meth:`load`; the weights in use stay as they are.
+        """
+
+    @abstractmethod
+    def swap(self) -> None:
+        """Use the weights that :meth:`stage` has written, between two calls of :meth:`forward`."""
+
+    @abstractmethod
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Overwrite the weights in place and return their bytes.
 

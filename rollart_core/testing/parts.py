@@ -131,6 +131,10 @@ class FakeWeightChannel(WeightChannel):
             raise LookupError(f"version {policy_version} is not among {sorted(store)}")
         return [(name, tensor.clone()) for name, tensor in store[policy_version]]
 
+    def newest(self) -> int | None:
+        """Return the newest version."""
+        return max(self._stores.get(self._location, {}), default=None)
+
     def close(self) -> None:
         """Forget everything, if this end published it; may be called twice."""
         self._closed = True

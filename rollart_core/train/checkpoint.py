@@ -134,4 +134,13 @@ def _quiet() -> Iterator[None]:
 
 def cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return whole tensors on the CPU in ``dtype`` (a collective call where they are sharded)."""
-    return {name: distributed.whole(t).to("cpu", dtype) for name, t in tensors.items()}
+    return {name: t.to("cpu") for name, t in stream(tensors, dtype)}
+
+
+def stream(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield whole tensors in ``dtype``, made one by one, where they lie.
+
+    Where they are sharded every rank must go through all of it: each is a collective call.
+    """
+    for name, tensor in tensors.items():
+        yield name, distributed.whole(tensor).to(dtype)

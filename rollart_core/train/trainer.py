@@ -168,10 +168,12 @@ class Trainer:
         """
         if self._channel is None:
             raise RuntimeError("this trainer has no weight channel to publish on")
-        tensors = checkpoint.cast(checkpoint.named_tensors(self._model), self._dtype)
+        tensors = checkpoint.stream(checkpoint.named_tensors(self._model), self._dtype)
         if distributed.rank() > 0:
+            for _ in tensors:  # every rank takes part in making each whole
+                pass
             return Publication(policy_version, 0, 0.0)
-        return self._channel.publish(policy_version, tensors.items())
+        return self._channel.publish(policy_version, tensors)
 
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""

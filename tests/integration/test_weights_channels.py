@@ -112,7 +112,7 @@ def test_a_publisher_that_is_killed_leaves_only_whole_versions(
     process.start()
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob(".*.part"))) == 1
     reader = kind(str(tmp_path))
     assert reader.versions() == [1]
     assert_holds(reader, 1)

@@ -22,6 +22,9 @@ class EmbeddedConfig(BaseModel):
     """Sessions of one group copy the KV of their common prefix from one another."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What weights are multiplied in; ``auto``: float32 on a CPU, the model's dtype elsewhere."""
+    weight_buffers: Literal[1, 2] = 2
+    """2: new weights are prepared in a second set while tokens are generated, and a swap takes
+    microseconds; 1: the memory of one set, and nothing is generated while they are copied."""
     kernels: Literal["auto", "native", "torch"] = "auto"
     """``native``: CPU kernels compiled at first use by the machine's C compiler."""
     decoder: Literal["auto", "own", "transformers"] = "auto"

@@ -3,7 +3,8 @@
     generate() -> waiting -> [slot free] -> running -> step, step, ... -> result
                                               ^  each step computes, for every running request, the
                                               |  tokens that are not in the cache yet, and samples
-    load_weights() between two steps ---------+  where that reaches the newest token
+    load_weights() prepares new weights in a  |  where that reaches the newest token
+    thread and swaps them between two steps --+
 
 Takes: token ids. Gives: token ids, logprobs and the policy_version of each span. Never: tokenizes,
 or blocks the loop for longer than one step.
@@ -18,6 +19,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 
@@ -35,6 +37,7 @@ from rollart_core.errors import InferenceFailure
 from rollart_core.models.loading import RunnerOptions, load_runner
 from rollart_core.models.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
+from rollart_plugins.engines.incoming import Incoming, Stage, fetch
 from rollart_plugins.engines.requests import ActiveRequest, check_request
 from rollart_plugins.engines.sampling import Draws, sample
 from rollart_plugins.engines.sessions import SessionTable
@@ -97,6 +100,7 @@ class EmbeddedEngine(InferenceEngine):
         self._task: asyncio.Task[None] | None = None
         self._prefill_tokens = self._cached_tokens = self._decode_tokens = self._num_steps = 0
         self._busy_s = 0.0
+        self._fetching = Lock()
 
     async def start(self) -> None:
         """Load the model; returns when ready."""
@@ -137,22 +141,47 @@ class EmbeddedEngine(InferenceEngine):
         """See :meth:`InferenceEngine.load_weights`.
 
         Raises:
-            LookupError: When the channel does not hold that version.
-            ValueError: When the tensors do not fit the model; the old weights stay.
+            LookupError: When the channel holds neither that version nor a newer one.
+            ValueError: When the tensors do not fit the model, or are damaged; the old ones stay.
         """
         runner, channel = self._ready(), self._channel
         if channel is None:
             raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
+        stage = None if self._config.weight_buffers == 1 else runner.stage
         async with self._swap_lock:
-            tensors = await asyncio.to_thread(lambda: list(channel.fetch(policy_version)))
+            moved = -channel.moved_bytes
+            fetched = await asyncio.to_thread(self._incoming, channel, policy_version, stage)
             began = time.perf_counter()  # no step runs from here to the end of this function
-            num_bytes = runner.load(tensors)
-            self._version = policy_version
-            lost = 0
-            for session in self._sessions:
-                stale = session.swap(policy_version, keep=self._keep_kv)
-                lost += stale if session.busy else 0
-            return WeightSwap(policy_version, time.perf_counter() - began, num_bytes, lost)
+            num_bytes = fetched.num_bytes
+            if stage is None:
+                num_bytes = runner.load(fetched.tensors)
+            else:
+                runner.swap()
+            lost = self._begin_version(fetched.policy_version)
+            return WeightSwap(
+                fetched.policy_version,
+                time.perf_counter() - began,
+                num_bytes,
+                lost,
+                fetch_s=fetched.fetch_s,
+                moved_bytes=moved + channel.moved_bytes,
+            )
+
+    def _incoming(
+        self, channel: WeightChannel, policy_version: int, stage: Stage | None
+    ) -> Incoming:
+        """Fetch in a thread; one at a time, for a caller that was cancelled leaves its thread."""
+        with self._fetching:
+            return fetch(channel, policy_version, stage)
+
+    def _begin_version(self, policy_version: int) -> int:
+        """Take note of new weights; returns how many tokens in flight are computed again."""
+        self._version = policy_version
+        lost = 0
+        for session in self._sessions:
+            stale = session.swap(policy_version, keep=self._keep_kv)
+            lost += stale if session.busy else 0
+        return lost
 
     async def pause(self) -> None:
         """Stop generating at the next token; requests in flight wait."""
@@ -204,6 +233,8 @@ class EmbeddedEngine(InferenceEngine):
         self._in_flight.clear()
         self._waiting.clear()
         self._running.clear()
+        if self._channel is not None:
+            self._channel.close()
 
     async def _serve(self) -> None:
         """Step while there is work; between two steps the loop serves everybody else."""

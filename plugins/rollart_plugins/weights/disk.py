@@ -1,39 +1,107 @@
-"""Weights through safetensors files, in a folder that trainer and engines can both read."""
+"""Weights through safetensors files, in a folder that trainer and engines can both read.
+
+A version is ``v<N>.json``, which names its files in order with a checksum a tensor, and those
+files, each of one bucket: ``v<N>-<random>-<k>.safetensors``. The JSON file comes last.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rollart_plugins.weights.folder import FolderChannel, Tensors
+from rollart_plugins.weights.folder import FolderChannel
+from rollart_plugins.weights.tensors import Tensors, buckets, raw
 
 
 class DiskChannel(FolderChannel):
     """Safetensors files in a folder that trainer and engines can both read."""
 
-    suffix = ".safetensors"
+    suffix = ".json"
 
-    def _write(self, path: Path, tensors: Tensors) -> int:
-        items = {name: t.detach().to("cpu").contiguous() for name, t in tensors}
-        # safetensors sorts by name, so the order published travels in the metadata.
-        save_file(items, path, metadata={"order": json.dumps(list(items))})
-        with path.open("rb") as file:  # whole on the disk before it gets its name
-            os.fsync(file.fileno())
-        return sum(t.nbytes for t in items.values())
+    @classmethod
+    def _patterns(cls) -> tuple[str, ...]:
+        return (*super()._patterns(), "v*.safetensors")
+
+    def _write(self, policy_version: int, path: Path, tensors: Tensors) -> int:
+        once, files, num_bytes = secrets.token_hex(4), [], 0
+        written: list[Path] = []
+        try:
+            for k, bucket in enumerate(buckets(tensors, self._bucket_bytes)):
+                name = f"v{policy_version}-{once}-{k:05}.safetensors"
+                written.append(self._folder / name)
+                save_file(dict(bucket), written[-1])
+                _sync(written[-1])
+                files.append({"file": name, "crc32": {n: checksum(t) for n, t in bucket}})
+                num_bytes += sum(t.nbytes for _, t in bucket)
+            path.write_text(json.dumps(files), encoding="utf-8")
+            _sync(path)  # whole on the disk before it gets its name
+        except BaseException:
+            for file in written:
+                file.unlink(missing_ok=True)
+            raise
+        return num_bytes
 
     def _read(self, path: Path) -> Tensors:
-        if not path.exists():
-            raise FileNotFoundError(path)
-        return _tensors(safe_open(path, framework="pt"))
+        files = _index(path)
+        opened = []
+        for row in files:  # all of them now: what is open outlives its removal
+            file = path.parent / row["file"]
+            if not file.exists():
+                raise FileNotFoundError(file)
+            try:
+                opened.append((safe_open(file, framework="pt"), row["crc32"], file))
+            except SafetensorError as e:
+                raise ValueError(f"{file} is damaged: {e}") from e
+        return _tensors(opened)
+
+    def _companions(self, policy_version: int) -> list[Path]:
+        return list(self._folder.glob(f"v{policy_version}-*.safetensors"))
+
+    def _leftovers(self) -> list[Path]:
+        named = {
+            row["file"]
+            for version in self.versions()
+            for row in _index(self._path(version), damaged_is_empty=True)
+        }
+        found = self._folder.glob("v*.safetensors")
+        return [*super()._leftovers(), *(p for p in found if p.name not in named)]
 
 
-def _tensors(file: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in json.loads(file.metadata()["order"]):
-        yield name, file.get_tensor(name)
+def checksum(tensor: torch.Tensor) -> int:
+    """Return the CRC-32 of a contiguous tensor's bytes."""
+    return zlib.crc32(raw(tensor).numpy().data) if tensor.nbytes else 0
+
+
+def _index(path: Path, *, damaged_is_empty: bool = False) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        if damaged_is_empty:
+            return []
+        raise ValueError(f"{path} is damaged: {e}") from e
+    return rows
+
+
+def _tensors(
+    opened: list[tuple[Any, dict[str, int], Path]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for handle, sums, file in opened:
+        for name, wanted in sums.items():
+            tensor = handle.get_tensor(name)
+            if checksum(tensor) != wanted:
+                raise ValueError(f"{file} is damaged: {name!r} does not have its checksum")
+            yield name, tensor
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,8 +1,8 @@
 """What every weight channel that is a folder shares: versions are files, and a rename publishes.
 
-Takes: a folder both ends can reach. Gives: publish, fetch and clean-up over one file a version.
-Never: lets a reader see half a version (a file gets its name when it is whole), or leaves files
-behind when the publisher's end is closed.
+Takes: a folder both ends can reach. Gives: publish, fetch and clean-up over one file a version
+(which may name others). Never: lets a reader see half a version (a file gets its name when it is
+whole), or leaves files behind when the publisher's end is closed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import contextlib
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import torch
 
 from rollart_core.contracts.weights import Publication, WeightChannel
-
-if TYPE_CHECKING:
-    import torch
-
-Tensors = Iterable[tuple[str, "torch.Tensor"]]
+from rollart_plugins.weights.config import BUCKET_BYTES
+from rollart_plugins.weights.tensors import Tensors
 
 
 class FolderChannel(WeightChannel):
@@ -29,19 +28,24 @@ class FolderChannel(WeightChannel):
     Args:
         location: The folder; made by the first ``publish``.
         keep: How many of the newest versions can be fetched.
+        bucket_bytes: About how much is held in memory at once while publishing.
 
     Raises:
-        ValueError: When ``keep`` is below 1.
+        ValueError: When ``keep`` or ``bucket_bytes`` is below 1.
     """
 
     suffix: ClassVar[str]
 
-    def __init__(self, location: str, keep: int = 2) -> None:
+    def __init__(self, location: str, keep: int = 2, bucket_bytes: int = BUCKET_BYTES) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes must be at least 1, not {bucket_bytes}")
         self._folder = Path(location)
         self._keep = keep
+        self._bucket_bytes = bucket_bytes
         self._publishes = False
+        self._last: int | None = None
 
     def publish(self, policy_version: int, tensors: Tensors) -> Publication:
         """Make a version fetchable; see :class:`WeightChannel`."""
@@ -49,28 +53,34 @@ class FolderChannel(WeightChannel):
         if not self._publishes:
             self._begin()
         part = self._folder / f".{policy_version}.{os.getpid()}.part"
+        replaced = self._companions(policy_version)
         try:
-            num_bytes = self._write(part, tensors)
+            num_bytes = self._write(policy_version, part, tensors)
             os.replace(part, self._path(policy_version))
         finally:
             part.unlink(missing_ok=True)
+        _unlink(replaced)
+        self._last = policy_version
         self._prune()
+        self.moved_bytes += num_bytes
         return Publication(policy_version, num_bytes, time.perf_counter() - began)
 
-    def fetch(self, policy_version: int) -> Tensors:
+    def fetch(self, policy_version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the tensors of a version; see :class:`WeightChannel`."""
         try:
-            return self._read(self._path(policy_version))
-        except FileNotFoundError:
-            held = self.versions()
-            raise LookupError(
-                f"no weights of policy version {policy_version} in {self._folder}; it holds {held}"
-            ) from None
+            return self._counted(self._read(self._path(policy_version)))
+        except (FileNotFoundError, NotADirectoryError):
+            raise LookupError(self._lacks(policy_version)) from None
 
     def versions(self) -> list[int]:
         """Return the policy versions that can be fetched, oldest first."""
         names = self._folder.glob(f"v*{self.suffix}")
         return sorted(int(p.name.removeprefix("v").removesuffix(self.suffix)) for p in names)
+
+    def newest(self) -> int | None:
+        """Return the version published last, if any."""
+        held = self.versions()
+        return held[-1] if held else None
 
     def close(self) -> None:
         """Remove everything, where this end published; the reader's end holds nothing."""
@@ -82,28 +92,58 @@ class FolderChannel(WeightChannel):
     def remove(cls, location: str) -> None:
         """Remove all that a channel keeps there, such as after its publisher was killed."""
         folder = Path(location)
-        for path in [*folder.glob(f"v*{cls.suffix}"), *folder.glob(".*.part")]:
-            path.unlink(missing_ok=True)
+        _unlink(p for pattern in cls._patterns() for p in folder.glob(pattern))
         with contextlib.suppress(OSError):  # not empty (another's files), or not there
             folder.rmdir()
 
+    @classmethod
+    def _patterns(cls) -> tuple[str, ...]:
+        return (f"v*{cls.suffix}", ".*.part")
+
     @abstractmethod
-    def _write(self, path: Path, tensors: Tensors) -> int:
+    def _write(self, policy_version: int, path: Path, tensors: Tensors) -> int:
         """Write a whole version and return its bytes."""
 
     @abstractmethod
     def _read(self, path: Path) -> Tensors:
         """Open a version at once (raises FileNotFoundError) and return its tensors in order."""
 
+    def _companions(self, policy_version: int) -> list[Path]:
+        """Return the files of a version besides the one of its name."""
+        return []
+
+    def _counted(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            self.moved_bytes += tensor.nbytes
+            yield name, tensor
+
+    def _lacks(self, policy_version: int) -> str:
+        lacks = f"no weights of policy version {policy_version} in {self._folder}"
+        if not self._folder.is_dir():
+            return f"{lacks}: there is no such folder (nobody has published there, or it is closed)"
+        return f"{lacks}; it holds {self.versions()}"
+
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob(".*.part"):  # of a publisher that was killed
-            leftover.unlink(missing_ok=True)
+        _unlink(self._leftovers())
         self._publishes = True
+
+    def _leftovers(self) -> list[Path]:
+        """Return what a publisher that was killed has left half done."""
+        return list(self._folder.glob(".*.part"))
 
     def _path(self, policy_version: int) -> Path:
         return self._folder / f"v{policy_version}{self.suffix}"
 
     def _prune(self) -> None:
-        for version in self.versions()[: -self._keep]:
-            self._path(version).unlink(missing_ok=True)
+        held = self.versions()
+        above = [v for v in held if self._last is not None and v > self._last]
+        below = [v for v in held if v not in above]
+        for version in [*above, *below[: -self._keep]]:
+            companions = self._companions(version)
+            _unlink([self._path(version), *companions])
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+"""Weights on their way into an engine: fetched, and prepared beside those in use.
+
+Takes: a channel and a version. Gives: which version came, and how long it took. Never: touches the
+weights in use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from rollart_core.contracts.weights import WeightChannel
+
+Stage = Callable[[Iterable[tuple[str, torch.Tensor]]], int]
+"""Prepares tensors one by one and returns their bytes."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What has come."""
+
+    policy_version: int
+    num_bytes: int
+    fetch_s: float
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    """Empty where they are prepared already."""
+
+
+def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
+    """Fetch a version; where the channel holds it no longer, the newest instead.
+
+    Args:
+        channel: Where from.
+        policy_version: Which.
+        stage: Prepares the tensors; None: they are returned.
+
+    Raises:
+        LookupError: When there is neither.
+        ValueError: When they do not fit the model, or are damaged.
+    """
+    began = time.perf_counter()
+    try:
+        incoming = _take(channel, policy_version, stage)
+    except LookupError:
+        newest = channel.newest()
+        if newest is None or newest == policy_version:
+            raise
+        incoming = _take(channel, newest, stage)
+    incoming.fetch_s = time.perf_counter() - began
+    return incoming
+
+
+def _take(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
+    tensors = channel.fetch(policy_version)
+    if stage is not None:
+        return Incoming(policy_version, stage(tensors), 0.0)
+    held = list(tensors)
+    return Incoming(policy_version, sum(t.nbytes for _, t in held), 0.0, held)
