@@ -298,6 +298,18 @@ class Failures(Section):
     """Share of failed attempts among the last ``window``; above it the run stops and says why."""
     window: PositiveInt = 64
     """How many of the last attempts ``max_rate`` looks at."""
+    heartbeat_s: Seconds = 10.0
+    """Seconds between two pings of each engine, trainer rank and env worker."""
+    hang_s: Seconds | None = 60.0
+    """One that does not answer a ping for this long is killed, and treated as dead; none: a part
+    that hangs is left alone."""
+    load_weights_s: Seconds = 300.0
+    """So is an engine that has not loaded new weights after this long."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often an engine is started again within ``restart_window_s``; after one more death it is
+    given up, and the run ends when no engine is left."""
+    restart_window_s: Seconds = 600.0
+    """After this long a death no longer counts."""
 
 
 class Stop(Section):

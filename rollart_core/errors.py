@@ -10,11 +10,14 @@
     │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
     │   ├── SandboxFailure        the box around an environment failed
     │   ├── InferenceFailure      the engine could not answer
+    │   │   └── EngineDied        its process is gone; nothing of the answer came back
     │   ├── RewardFailure         the reward could not be computed
     │   ├── DeadlineFailure       a deadline passed
     │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
     ├── TooManyFailures           the run stopped itself; says at what rate and of which kind
     ├── TrainingDiverged          loss or gradient were not finite several updates in a row
+    ├── EnginesLost               no inference engine is left, and none comes back
+    ├── ClusterLost               the cluster that the run is on is gone
     ├── JournalError              the run's record can no longer be written or read
     └── PartDied                  a process of the run (engine, trainer, env worker) is gone
         └── TrainerLost           a trainer rank is gone and its group with it; it can be restarted
@@ -93,6 +96,10 @@ class InferenceFailure(EpisodeError):
     kind = FailureKind.INFERENCE
 
 
+class EngineDied(InferenceFailure):
+    """The engine's process is gone; nothing of the answer came back."""
+
+
 class RewardFailure(EpisodeError):
     """The reward could not be computed."""
 
@@ -118,6 +125,14 @@ class TooManyFailures(RollartError):
 
 class TrainingDiverged(RollartError):
     """Loss or gradient were not finite several updates in a row."""
+
+
+class EnginesLost(RollartError):
+    """No inference engine is left, and none comes back."""
+
+
+class ClusterLost(RollartError):
+    """The cluster that the run is on is gone; what was done so far is kept."""
 
 
 class JournalError(RollartError):

@@ -7,7 +7,7 @@ close``, all on one asyncio loop. ``generate`` calls run at once and are batched
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,8 @@ from rollart_core.types import TokenSpan
 
 FinishReason = Literal["stop", "length", "abort"]
 KvOnSwap = Literal["recompute", "keep"]
+Health = Literal["up", "down", "lost"]
+"""``down``: gone, and coming back; ``lost``: for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class GenerateRequest:
     """Generation ends after one of these, which is part of what is returned."""
     sampling_key: int = 0
     """See :func:`rollart_core.types.sampling_key`; token ``t`` of the answer uses counter ``t``."""
+    env_id: str = ""
+    """Whose turn it is: a placement may keep environments apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,19 @@ class EngineStats:
 
 class InferenceEngine(ABC):
     """Base of inference engines."""
+
+    pool: str = "local"
+    """Where it is: the name of a pool of the placement."""
+    health: Health = "up"
+    """Anything but ``up``: requests go elsewhere. In one process it is always up."""
+    on_health: Callable[[InferenceEngine], None] | None = None
+    """Called whenever ``health`` has changed."""
+
+    def kill(self, reason: str) -> None:
+        """Treat it as dead; one in a process of its own may come back."""
+        self.health = "lost"
+        if self.on_health is not None:
+            self.on_health(self)
 
     @abstractmethod
     async def start(self) -> None:

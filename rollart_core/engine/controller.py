@@ -164,6 +164,10 @@ class Controller:
         """Ask the run to end; a batch in training is finished first."""
         self._events.put_nowait(StopRequested(reason))
 
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error of a part it cannot do without."""
+        self._events.put_nowait(error)
+
     def _handle(self, event: Event) -> None:
         for action in self._parts.scheduler.handle(event):
             self._act(action)

@@ -198,6 +198,7 @@ def _generate_request(
         temperature=parts.limits.temperature,
         stop_token_ids=parts.stop_token_ids,
         sampling_key=sampling_key(parts.seed, ticket.ticket_id, turn),
+        env_id=ticket.task.env_id,
     )
 
 

@@ -57,6 +57,7 @@ class InlineRuntime(PartsRuntime):
             return LocalWorker(EnvWorker(**limits))
         part = self.new_part("env")
         await part.start(f"{PARTS}:build_env_worker", limits)
+        self.heartbeat.watch(part)
         return RemoteWorker(part)
 
 

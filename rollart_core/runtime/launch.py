@@ -29,13 +29,13 @@ from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
 from rollart_core.engine.tasks import held_out_tasks
-from rollart_core.errors import ConfigError, first_line
+from rollart_core.errors import ConfigError, RollartError, first_line
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
-from rollart_core.rollout.router import Router
+from rollart_core.rollout.router import Router, combined
 from rollart_core.rollout.scoring import scorer
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.inline import InlineRuntime, local_pool
@@ -91,6 +91,7 @@ class _Launch:
             (run_dir / "config.yaml").write_text(self._run.to_yaml(), encoding="utf-8")
         runtime = InlineRuntime(self._run, run_dir)
         recorder = RunRecorder(self._run, run_dir, self._observer)
+        runtime.tell = recorder.event
         report: RunReport | None = None
         with self._interrupts():
             try:
@@ -112,6 +113,8 @@ class _Launch:
                 self._num_tasks[split] = await envs.call("num_tasks", env, split)
             model_path = await self._model(runtime, run_dir)
             router, trainer = await runtime.start_model(model_path)
+            router.place(self._placement)
+            router.on_lost = self._fail
             parts = self._episode_parts(envs, router, model_path)
         state = await self._begin(runtime, router, trainer, (parts, model_path))
         before = await self._evaluate("before", parts) if state is None else (None, None)
@@ -127,7 +130,7 @@ class _Launch:
                 ),
             )
             stop = await training.execute(state, _next_ordinal(self._resume))
-        engine = (await router.stats())[0]
+        engine = combined(await router.stats())
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
         if not self._interrupted and stop.kind != "failures":
             after = await self._evaluate("after", parts)
@@ -136,6 +139,11 @@ class _Launch:
         report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
         write_json(run_dir / "report.json", report.as_dict())
         return report
+
+    def _fail(self, error: RollartError) -> None:
+        """End training; outside of it what needs the lost part fails by itself."""
+        if self._training is not None:
+            self._training.fail(error)
 
     # Set-up
 

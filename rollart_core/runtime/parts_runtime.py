@@ -25,9 +25,11 @@ from rollart_core.rollout.env_pool import EnvPool, Worker
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.router import Router
 from rollart_core.runtime.base import TakeSamples
+from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts import ChannelArgs, Corpus, ModelArgs
-from rollart_core.runtime.remote import RemoteEngine, RemoteWorker
+from rollart_core.runtime.remote import Care, RemoteEngine, RemoteWorker
+from rollart_core.runtime.restarts import Restarts
 from rollart_core.runtime.trainer_group import TrainerGroup
 from rollart_core.types import Sample, Task
 
@@ -53,6 +55,15 @@ class PartsRuntime(ABC):
         self._engines: list[RemoteEngine] = []
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
+        self._router: Router | None = None
+        failures = run.config.failures
+        self.tell: Tell = nobody_listens
+        """Keeps what becomes of parts: in a run, the journal."""
+        self.heartbeat = Heartbeat(
+            every_s=failures.heartbeat_s,
+            hang_s=failures.hang_s,
+            tell=lambda kind, payload: self.tell(kind, payload),
+        )
 
     @abstractmethod
     def new_part(self, role: str, index: int = 0) -> Part:
@@ -94,7 +105,7 @@ class PartsRuntime(ABC):
         num_engines = config.runtime.num_engines
         self._engines = [self._engine(i, model, channel) for i in range(num_engines)]
         self._trainer = TrainerGroup(
-            partial(self.new_part, "trainer"),
+            partial(self._watched_part, "trainer"),
             1,
             {
                 "config": config.trainer,
@@ -109,7 +120,10 @@ class PartsRuntime(ABC):
             },
         )
         await asyncio.gather(*(e.start() for e in self._engines), self._trainer.start())
-        return Router(self._engines), self._trainer
+        limit_s = config.failures.load_weights_s
+        self._router = Router(self._engines, load_limit_s=limit_s)
+        self._router.watch()
+        return self._router, self._trainer
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
@@ -135,9 +149,12 @@ class PartsRuntime(ABC):
 
     async def close(self) -> None:
         """End every part at once, then remove what they shared."""
+        if self._router is not None:
+            await self._router.close()
         closing = [e.close() for e in self._engines]
         closing += [p.close() for p in (self._trainer, self._envs) if p is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
+        await self.heartbeat.close()
         if "sandbox" in self._env.options:  # an env worker that was killed could not close its own
             await reap_at_leisure(PluginRef.model_validate(self._env.options["sandbox"]).id)
         shutil.rmtree(self._shared, ignore_errors=True)
@@ -146,6 +163,7 @@ class PartsRuntime(ABC):
         """Start one env worker."""
         part = self.new_part("env")
         await part.start(f"{PARTS}:build_env_worker", self.worker_limits(num_threads=64))
+        self.heartbeat.watch(part)
         return RemoteWorker(part)
 
     def worker_limits(self, num_threads: int) -> dict[str, int]:
@@ -168,4 +186,16 @@ class PartsRuntime(ABC):
             "channel": channel,
             "settings": settings,
         }
-        return RemoteEngine(partial(self.new_part, "engine", index), arguments)
+        care = Care(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
+        return RemoteEngine(partial(self.new_part, "engine", index), arguments, care=care)
+
+    def new_restarts(self) -> Restarts:
+        """Return how often one engine may be started again."""
+        failures = self.config.failures
+        return Restarts(failures.max_restarts, failures.restart_window_s)
+
+    def _watched_part(self, role: str, index: int = 0) -> Part:
+        """Return an unstarted part that gets pings from when it is up."""
+        part = self.new_part(role, index)
+        self.heartbeat.watch(part)
+        return part

@@ -1,7 +1,7 @@
 """Parts of a run that execute in processes of their own, in the shape of local ones.
 
-Takes: what to build. Gives: an engine, env workers. Never: hides that a process died: a
-call on a dead engine is an InferenceFailure, and the engine comes back with the newest weights.
+Takes: what to build. Gives: engines, env workers. Never: hides that a process died: a request that
+was on a dead engine raises EngineDied, and the engine comes back with the newest weights.
 """
 
 from __future__ import annotations
@@ -9,71 +9,111 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollart_core.contracts.inference import (
     EngineStats,
     GenerateRequest,
     GenerateResult,
+    Health,
     InferenceEngine,
     WeightSwap,
 )
-from rollart_core.errors import InferenceFailure, PartDied
+from rollart_core.errors import EngineDied, PartDied, first_line
+from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
 from rollart_core.runtime.part import Part
+from rollart_core.runtime.restarts import Restarts
 
 MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
 SHUTDOWN_GRACE_S = 10.0
+ABORT_GRACE_S = 5.0
+
+
+def _default_restarts() -> Restarts:
+    return Restarts(MAX_RESTARTS, RESTART_WINDOW_S)
+
+
+@dataclass(slots=True)
+class Care:
+    """How a part is looked after."""
+
+    heartbeat: Heartbeat | None = None
+    restarts: Restarts = field(default_factory=_default_restarts)
+    tell: Tell = nobody_listens
 
 
 class RemoteEngine(InferenceEngine):
-    """An inference engine in a process that is started again when it dies."""
+    """An inference engine in a process that is started again when it dies.
 
-    def __init__(self, process: Callable[[], Part], kwargs: Mapping[str, Any]) -> None:
-        """Describe it.
+    Args:
+        process: Returns a fresh, unstarted :class:`Part`.
+        kwargs: Arguments of :func:`rollart_core.runtime.parts.build_engine`.
+        pool: Where it is.
+        care: How it is looked after.
+    """
 
-        Args:
-            process: Returns a fresh, unstarted :class:`Part`.
-            kwargs: Arguments of :func:`rollart_core.runtime.parts.build_engine`.
-        """
+    def __init__(
+        self,
+        process: Callable[[], Part],
+        kwargs: Mapping[str, Any],
+        *,
+        pool: str = "local",
+        care: Care | None = None,
+    ) -> None:
         self._new_process = process
         self._kwargs = kwargs
+        self._care = care or Care()
         self._part: Part = process()
         self._version: int | None = None
-        self._back = asyncio.Event()
         self._restarting: asyncio.Task[None] | None = None
-        self.num_restarts = 0
+        self._why: str | None = None
         self._closed = False
+        self.pool = pool
+        self.health = "down"
+        self.num_restarts = 0
+        self.why_lost = ""
+        """Once it is lost: why."""
+
+    @property
+    def name(self) -> str:
+        """What errors and the log call it."""
+        return self._part.name
 
     async def start(self) -> None:
         """Start the process and load the model."""
-        await self._part.start("rollart_core.runtime.parts:build_engine", self._kwargs)
-        await self._part.call("start")
-        self._part.on_death = self._on_death
-        self._back.set()
+        await self._bring_up(self._part)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate one turn; aborts in the engine when the caller is cancelled."""
-        await self._back.wait()
+        """Generate one turn; aborts in the engine when the caller is cancelled.
+
+        Raises:
+            EngineDied: When its process is gone, before or meanwhile.
+        """
         part = self._part
         try:
             result: GenerateResult = await part.call("generate", request)
         except PartDied as e:
-            raise InferenceFailure(str(e), boundary="generate") from e
+            raise EngineDied(str(e), boundary="generate") from e
         except asyncio.CancelledError:
-            with contextlib.suppress(PartDied):
-                await asyncio.shield(part.call("abort", [request.request_id]))
+            with contextlib.suppress(PartDied, TimeoutError):
+                async with asyncio.timeout(ABORT_GRACE_S):
+                    await part.call("abort", [request.request_id])
             raise
         return result
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Swap to a version; an engine that dies meanwhile comes back with it."""
+        """Swap to a version.
+
+        Raises:
+            EngineDied: When its process is gone; it comes back with that version, or a newer one.
+        """
         self._version = policy_version
-        await self._back.wait()
         try:
             swap: WeightSwap = await self._part.call("load_weights", policy_version)
-        except PartDied:
-            await self._back.wait()
-            swap = await self._part.call("load_weights", policy_version)
+        except PartDied as e:
+            raise EngineDied(str(e), boundary="load_weights") from e
         return swap
 
     async def pause(self) -> None:
@@ -98,6 +138,11 @@ class RemoteEngine(InferenceEngine):
         stats: EngineStats = await self._part.call("stats")
         return stats
 
+    def kill(self, reason: str) -> None:
+        """Treat it as dead: what it was asked fails, and it is started again."""
+        self._why = reason
+        self._part.kill()
+
     async def close(self) -> None:
         """End the process."""
         self._closed = True
@@ -106,23 +151,80 @@ class RemoteEngine(InferenceEngine):
             await asyncio.gather(self._restarting, return_exceptions=True)
         await shut_down(self._part, "close")
 
-    def _on_death(self, part: Part) -> None:
-        self._back.clear()
-        if not self._closed and self.num_restarts < MAX_RESTARTS:
-            self._restarting = asyncio.ensure_future(self._restart(part))
-        else:
-            self._back.set()  # calls fail at once and say why
+    # Death and return
 
-    async def _restart(self, dead: Part) -> None:
-        self.num_restarts += 1
-        try:
+    async def _bring_up(self, part: Part) -> None:
+        """Start a process, give it the newest weights, and only then be up.
+
+        Raises:
+            PartDied: When it died over that.
+        """
+        await part.start("rollart_core.runtime.parts:build_engine", self._kwargs)
+        await part.call("start")
+        await self._catch_up(part)
+        part.on_death = self._on_death
+        if not part.alive:
+            raise PartDied(await _obituary(part))
+        if self._care.heartbeat is not None:
+            self._care.heartbeat.watch(part)
+        self._turn("up")
+
+    async def _catch_up(self, part: Part) -> None:
+        loaded: int | None = None
+        while loaded != self._version:
+            loaded = self._version
+            try:
+                await part.call("load_weights", loaded)
+            except LookupError:
+                if loaded == self._version:
+                    raise  # else: overtaken meanwhile
+
+    def _on_death(self, part: Part) -> None:
+        if not self._closed and part is self._part:
+            self._turn("down")
+            self._restarting = asyncio.ensure_future(self._come_back(part))
+
+    async def _come_back(self, dead: Part) -> None:
+        loop = asyncio.get_running_loop()
+        why = await _obituary(dead)
+        why, self._why = f"{self._why}; {why}" if self._why else why, None
+        while True:
+            delay_s = self._care.restarts.died(loop.time())
+            self._tell("part_died", why=why, restart_in_s=delay_s)
             await dead.close()
-            self._part = self._new_process()
-            await self.start()
-            if self._version is not None:
-                await self._part.call("load_weights", self._version)
-        finally:
-            self._back.set()
+            if delay_s is None:
+                self.why_lost = f"{dead.name} died {len(self._care.restarts.deaths)} times: {why}"
+                self._tell("part_lost", why=self.why_lost)
+                self._turn("lost")
+                return
+            died_s = loop.time()
+            await asyncio.sleep(delay_s)
+            dead = self._part = self._new_process()
+            self.num_restarts += 1
+            try:
+                await self._bring_up(dead)
+            except Exception as e:
+                why = f"its start failed: {first_line(str(e)) or type(e).__name__}"
+                continue
+            self._tell("part_back", policy_version=self._version, down_s=loop.time() - died_s)
+            return
+
+    def _turn(self, health: Health) -> None:
+        self.health = health
+        if self.on_health is not None:
+            self.on_health(self)
+
+    def _tell(self, kind: str, **payload: object) -> None:
+        self._care.tell(kind, {"part": self._part.name, "pool": self.pool, **payload})
+
+
+async def _obituary(dead: Part) -> str:
+    """Return how a part says that it is gone."""
+    try:
+        await dead.call("__ping__")
+    except Exception as e:
+        return first_line(str(e))
+    return "gone"
 
 
 class RemoteWorker:

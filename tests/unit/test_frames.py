@@ -21,6 +21,7 @@ REQUEST = GenerateRequest(
     temperature=0.5,
     stop_token_ids=(7,),
     sampling_key=11,
+    env_id="toy/Env-v1",
 )
 RESULT = GenerateResult([5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2)
 OBSERVED = Observed("a page", 0.5, True, True, True, {"price": 1.0}, True, 3)

@@ -1,0 +1,86 @@
+"""Heartbeats: a part that hangs is treated as dead.
+
+    every_s -> part.call("__ping__") -> no answer for hang_s -> part.kill() -> on_death, as usual
+
+Takes: parts. Gives: their death, when they have been silent for too long. Never: says what becomes
+of a dead part (its owner does), or tells slow work from none: the ping is answered by the loop of
+the part's process, beside whatever the part does in its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from rollart_core.errors import PartDied
+from rollart_core.runtime.part import Part
+
+Tell = Callable[[str, Mapping[str, object]], None]
+"""Keeps an event of the run: its kind, and plain JSON."""
+
+
+def nobody_listens(kind: str, payload: Mapping[str, object]) -> None:
+    """Keep nothing."""
+
+
+class Heartbeat:
+    """Pings parts until they are gone.
+
+    Args:
+        every_s: Seconds between an answer and the next ping.
+        hang_s: A part that is silent for longer is killed; None: nothing is pinged.
+        tell: Hears of each part that hung.
+    """
+
+    def __init__(
+        self, *, every_s: float, hang_s: float | None, tell: Tell = nobody_listens
+    ) -> None:
+        self._every_s = every_s
+        self._hang_s = hang_s
+        self._tell = tell
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def watch(self, part: Part) -> None:
+        """Ping a part from when it is up until it is gone or closed."""
+        if self._hang_s is None:
+            return
+        task = asyncio.create_task(self._watch(part, self._hang_s), name=f"ping {part.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Watch nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self, part: Part, hang_s: float) -> None:
+        was_up = False
+        while part.alive or not was_up:
+            was_up = was_up or part.alive
+            if part.alive and not await self._answers(part, hang_s):
+                self._tell("part_hung", {"part": part.name, "silent_s": hang_s})
+                part.kill()
+                return
+            await asyncio.sleep(self._every_s)
+
+    async def _answers(self, part: Part, hang_s: float) -> bool:
+        ping = asyncio.ensure_future(_ping(part))
+        try:
+            await asyncio.wait({ping}, timeout=hang_s)
+            if not ping.done():
+                # It may have been this process that was stopped: what came meanwhile is read first.
+                await asyncio.wait({ping}, timeout=min(1.0, hang_s))
+            return ping.done()
+        finally:
+            ping.cancel()
+
+
+async def _ping(part: Part) -> None:
+    """Return when the part has answered anything, an error included, or is gone."""
+    try:
+        await part.call("__ping__")
+    except PartDied:
+        return
+    except Exception:
+        return  # an answer all the same
