@@ -19,6 +19,10 @@ from rollart_core.types import Ticket
 
 ANSWER_GRACE_S = 5.0
 """How much later than the worker's own deadline the pool gives up on its answer."""
+MAX_START_RETRIES = 2
+"""Of a worker that cannot be started."""
+RETRY_S = 0.25
+"""Before the first of them, and twice as long before the second."""
 
 
 class Worker(Protocol):
@@ -98,7 +102,7 @@ class EnvEpisode:
 
 
 class EnvPool:
-    """All env workers of a run."""
+    """All env workers of a run; their number may change while it goes on."""
 
     def __init__(self, start_worker: Callable[[], Awaitable[Worker]], *, num_workers: int) -> None:
         """Describe the pool; ``start`` brings it up."""
@@ -106,13 +110,43 @@ class EnvPool:
         self._num_workers = num_workers
         self._places: list[_Place] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self._growing = asyncio.Lock()
+        self._growing: asyncio.Task[None] | None = None
+        self._closed = False
         self.num_replaced = 0
+        self.on_replaced: Callable[[str], None] | None = None
+        """Hears why, whenever a worker is replaced."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are, or will soon be again."""
+        return self._num_workers
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes under way."""
+        return sum(place.num_episodes for place in self._places)
 
     async def start(self) -> None:
         """Start all workers."""
         workers = await asyncio.gather(*(self._start_worker() for _ in range(self._num_workers)))
         self._places = [_Place(worker) for worker in workers]
+
+    async def resize(self, num_workers: int) -> None:
+        """Have this many workers: returns when those that join are up.
+
+        Those that leave, the least busy ones, get no more episodes and end when their last has.
+
+        Raises:
+            ValueError: When it is less than one.
+        """
+        if num_workers < 1:
+            raise ValueError(f"{num_workers} env workers: at least 1 is needed")
+        self._num_workers = num_workers
+        self._drop_dead()
+        while len(self._places) > num_workers:
+            self._retire(min(self._places, key=lambda p: p.num_episodes))
+        if len(self._places) < num_workers:
+            await asyncio.shield(self._grow())
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method on any worker."""
@@ -134,6 +168,10 @@ class EnvPool:
 
     async def close(self) -> None:
         """End all workers."""
+        self._closed = True
+        if self._growing is not None:
+            self._growing.cancel()
+            await asyncio.gather(self._growing, return_exceptions=True)
         places, self._places = self._places, []
         await asyncio.gather(*(p.worker.close() for p in places), *self._closing)
 
@@ -143,10 +181,8 @@ class EnvPool:
         if place.worker.alive:
             await episode.end()
         place.num_episodes -= 1
-        if place.retired and place.num_episodes == 0:
-            task = asyncio.create_task(place.worker.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        if place.retired:
+            self._close_if_idle(place)
 
     async def _inspect(self, place: _Place) -> None:
         """Retire a worker that is gone, silent, or has a thread that will not come back."""
@@ -155,20 +191,79 @@ class EnvPool:
         try:
             async with asyncio.timeout(ANSWER_GRACE_S):
                 hung = await place.worker.call("num_hung")
-        except (TimeoutError, PartDied):
-            hung = 1
+            why = f"{hung} of its threads hang"
+        except TimeoutError:
+            hung, why = 1, "it does not answer"
+        except PartDied as e:
+            hung, why = 1, str(e)
         if hung and not place.retired:
-            place.retired = True
-            if place in self._places:
-                self._places.remove(place)
-            self.num_replaced += 1
+            self._retire(place)
+            self._replaced(why)
+
+    def _retire(self, place: _Place) -> None:
+        """Send it no more episodes."""
+        place.retired = True
+        if place in self._places:
+            self._places.remove(place)
+        self._close_if_idle(place)
+
+    def _close_if_idle(self, place: _Place) -> None:
+        if place.num_episodes == 0:
+            task = asyncio.create_task(place.worker.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _replaced(self, why: str) -> None:
+        self.num_replaced += 1
+        if self.on_replaced is not None:
+            self.on_replaced(why)
+
+    def _drop_dead(self) -> None:
+        for place in [p for p in self._places if not p.worker.alive]:
+            self._retire(place)
+            self._replaced("its process is gone")
 
     async def _least_busy(self) -> _Place:
-        async with self._growing:
-            self._places = [p for p in self._places if p.worker.alive]
-            while len(self._places) < self._num_workers:
-                self._places.append(_Place(await self._start_worker()))
+        self._drop_dead()
+        if len(self._places) < self._num_workers:
+            growing = self._grow()
+            while not self._places:
+                await asyncio.shield(growing)  # the others carry on where there are any
         return min(self._places, key=lambda p: p.num_episodes)
+
+    def _grow(self) -> asyncio.Task[None]:
+        """Start what workers are missing; one task at a time does."""
+        if self._growing is None or self._growing.done():
+            self._growing = asyncio.create_task(self._start_missing(), name="start env workers")
+            self._growing.add_done_callback(_heard)
+        return self._growing
+
+    async def _start_missing(self) -> None:
+        """Start workers until there are enough.
+
+        Raises:
+            Exception: Why one could not be started, several times in a row.
+        """
+        num_failures = 0
+        while len(self._places) < self._num_workers and not self._closed:
+            try:
+                worker = await self._start_worker()
+            except Exception:
+                num_failures += 1
+                if num_failures > MAX_START_RETRIES:
+                    raise
+                await asyncio.sleep(RETRY_S * 2**num_failures)
+                continue
+            num_failures = 0
+            self._places.append(_Place(worker))
+            if len(self._places) > self._num_workers:  # shrunk meanwhile
+                self._retire(self._places[-1])
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Mark an error as seen: who needs a worker starts the next attempt."""
+    if not task.cancelled():
+        task.exception()
 
 
 class LocalWorker:

@@ -1,6 +1,7 @@
 import asyncio
 import math
 import threading
+from contextlib import AsyncExitStack
 
 import gymnasium
 import pytest
@@ -201,6 +202,79 @@ def test_a_dead_worker_fails_its_episode_and_is_replaced():
                 await episode.reset(ref(), TICKET)
         async with pool.episode("e2", timeouts) as episode:
             assert (await episode.reset(ref(), TICKET)).observation
+        await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_pool_grows_and_shrinks_and_lets_episodes_end_first():
+    async def main() -> None:
+        probe = PoolProbe()
+        await probe.pool.start()
+        timeouts = PhaseTimeouts(5, 5)
+        await probe.pool.resize(3)
+        assert len(probe.workers) == 3
+        async with AsyncExitStack() as stack:
+            for n in range(3):
+                episode = await stack.enter_async_context(probe.pool.episode(f"e{n}", timeouts))
+                await episode.reset(ref(), TICKET)
+            await probe.pool.resize(1)
+            assert [w.alive for w in probe.workers] == [True] * 3
+            assert (await episode.step("red")).observation
+        await asyncio.sleep(0)
+        assert sum(w.alive for w in probe.workers) == 1
+        assert probe.pool.num_replaced == 0
+        with pytest.raises(ValueError, match="at least 1"):
+            await probe.pool.resize(0)
+        await probe.pool.close()
+        assert not any(w.alive for w in probe.workers)
+
+    asyncio.run(main())
+
+
+def test_episodes_go_on_beside_a_worker_that_is_being_started():
+    async def main() -> None:
+        first, dead = LocalWorker(EnvWorker()), Dead()
+        upcoming = iter([first, dead])
+
+        async def start():
+            worker = next(upcoming, None)
+            if worker is None:
+                await asyncio.Event().wait()
+            return worker
+
+        pool = EnvPool(start, num_workers=2)
+        await pool.start()
+        dead.alive = False
+        async with asyncio.timeout(5):
+            async with pool.episode("e", PhaseTimeouts(5, 5)) as episode:
+                assert (await episode.reset(ref(), TICKET)).observation
+        assert pool.num_replaced == 1
+        await pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again_and_then_says_why(monkeypatch):
+    monkeypatch.setattr("rollart_core.rollout.env_pool.RETRY_S", 0.0)
+
+    async def main() -> None:
+        worker, tries = Dead(), []
+
+        async def start():
+            if not tries:
+                tries.append("first")
+                return worker
+            tries.append("again")
+            raise PartDied("no memory")
+
+        pool = EnvPool(start, num_workers=1)
+        await pool.start()
+        worker.alive = False
+        with pytest.raises(PartDied, match="no memory"):
+            async with pool.episode("e", PhaseTimeouts(5, 5)):
+                pass
+        assert tries == ["first", *["again"] * 3]
         await pool.close()
 
     asyncio.run(main())
