@@ -148,10 +148,20 @@ def report_table(report: Mapping[str, object]) -> Group:
         cells = [pick(report, when) for when in ("before", "after")]
         if any(cells):
             held_out.add_row(label, *(_interval(c, label) for c in cells))
+    for name, of_it in _envs(report):
+        cells = [of_it.get(f"success_{when}") for when in ("before", "after")]
+        if any(cells):
+            held_out.add_row(f"success, {name}", *(_interval(c, "success") for c in cells))
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in _facts(report):
         facts.add_row(name, value)
     return Group(held_out, facts) if held_out.row_count else Group(facts)
+
+
+def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    """Return what the report says of each environment, where there are several."""
+    envs = _mapping(report.get("envs"))
+    return [(name, _mapping(of_it)) for name, of_it in envs.items() if len(envs) > 1]
 
 
 def _sampled(what: str) -> Callable[[Mapping[str, object], str], object]:
@@ -190,6 +200,8 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
+    for name, of_it in _envs(report):
+        yield f"trained in {name}", f"{_float(of_it.get('trained')):,.0f} trajectories"
     yield "tokens/s", _throughput(report)
     yield "staleness", _histogram(_mapping(report.get("staleness")))
     failures = _mapping(report.get("failures"))

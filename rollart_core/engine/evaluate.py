@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from rollart_core.types import Task, Ticket, Trajectory
 
@@ -44,6 +44,8 @@ class EvaluationResult:
     mean_loss_tokens: float
     scores: tuple[float, ...] = ()
     """One per task, in the order of the tasks; for paired comparisons."""
+    by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    """Of each environment alone, where there are several."""
 
     def as_dict(self) -> dict[str, object]:
         """Return what a report shows."""
@@ -96,6 +98,10 @@ async def evaluate(
 
 def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
     """Sum up trajectories; failed ones only count as failed."""
+    by_env: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
+    of_each = {name: summarise(some) for name, some in by_env.items() if len(by_env) > 1}
     good = [t for t in trajectories if t.failure is None]
     scores = [t.score or 0.0 for t in good]
     wins = sum(bool(t.success) for t in good)
@@ -107,6 +113,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
         mean_turns=_mean([float(len(t.turns)) for t in good]),
         mean_loss_tokens=_mean([float(t.num_loss_tokens) for t in good]),
         scores=tuple(t.score if t.score is not None else math.nan for t in trajectories),
+        by_env=of_each,
     )
 
 

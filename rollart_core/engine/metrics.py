@@ -34,6 +34,22 @@ def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, f
     }
 
 
+def env_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
+    """Return what those of each environment were like, and how many they were."""
+    by_env: dict[str, list[Trajectory]] = {}
+    for trajectory in members:
+        by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
+    metrics: dict[str, float] = {}
+    for name, some in by_env.items():
+        metrics |= {
+            f"env/{name}/reward_mean": _mean(t.reward or 0.0 for t in some),
+            f"env/{name}/score_mean": _mean(t.score or 0.0 for t in some),
+            f"env/{name}/success_mean": _mean(float(bool(t.success)) for t in some),
+            f"env/{name}/trajectories": float(len(some)),
+        }
+    return metrics
+
+
 def staleness_histogram(groups: Sequence[Group], policy_version: int) -> Counter[int]:
     """Return how many samples of a batch have which staleness, in versions."""
     histogram: Counter[int] = Counter()

@@ -5,11 +5,14 @@ Takes: numbers. Gives: :class:`RunReport`. Never: computes or renders.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from rollart_core.engine.evaluate import EvaluationResult
+from rollart_core.engine.evaluate import EvaluationResult, mean_interval
 
+Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
+"""Before and after."""
 EstimateDict = Mapping[str, float | int]
 
 
@@ -37,6 +40,9 @@ class RunReport:
     """Versions -> trained samples."""
     failures: Mapping[str, int]
     """Kind -> failed attempts of the RL phase."""
+    rolled_back: Mapping[str, int] = field(default_factory=dict)
+    """``batches``, ``train_steps`` and ``trajectories`` that were undone since the trainer was
+    lost; no other count here holds them."""
     scheduler: Mapping[str, object] = field(default_factory=dict)
     before: EvaluationResult | None = None
     after: EvaluationResult | None = None
@@ -52,6 +58,10 @@ class RunReport:
     placement: Mapping[str, object] = field(default_factory=dict)
     """Where the hardware mapper put everything, and why."""
 
+    envs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Each environment: trajectories finished and trained; where there are several also weight,
+    success, score and ``score_gain``."""
+
     def as_dict(self) -> dict[str, object]:
         """Return it as plain JSON."""
         plain = {
@@ -66,3 +76,32 @@ class RunReport:
             greedy = getattr(self, f"greedy_{name}")
             plain[f"greedy_{name}"] = greedy.as_dict() if greedy else None
         return plain
+
+
+def env_report(name: str, counts: Mapping[str, int], sampled: Sampled) -> dict[str, object]:
+    """Return what a run comes to in one environment.
+
+    Args:
+        name: What the run calls it.
+        counts: Trajectories finished and trained.
+        sampled: Evaluations of all environments; of a single one they are not repeated.
+    """
+    of_it = [r.by_env.get(name) if r else None for r in sampled]
+    found: dict[str, object] = {"finished": counts.get("finished", 0)}
+    found["trained"] = counts.get("trained", 0)
+    for when, result in zip(("before", "after"), of_it, strict=True):
+        if result:
+            found[f"success_{when}"] = result.success.as_dict()
+            found[f"score_{when}"] = result.score.as_dict()
+    gain = score_gain((of_it[0], of_it[1]))
+    return found | ({"score_gain": gain} if gain else {})
+
+
+def score_gain(sampled: Sampled) -> EstimateDict | None:
+    """Return the mean over tasks of score after minus score before, paired."""
+    before, after = sampled
+    if before is None or after is None:
+        return None
+    pairs = zip(before.scores, after.scores, strict=True)
+    gains = [b - a for a, b in pairs if not math.isnan(b - a)]  # NaN: that episode failed
+    return mean_interval(gains).as_dict()

@@ -1,0 +1,122 @@
+"""The environments of a run: their tasks in proportion to their weights, and episodes in each.
+
+Takes: a resolved run, and its env workers once they are up. Gives: a task source, fixed lists of
+tasks, and for each task the parts an episode of it is made of. Never: runs an episode by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Literal
+
+from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
+from rollart_core.engine.tasks import TaskSource, held_out_tasks
+from rollart_core.resolve import ResolvedEnv, ResolvedRun
+from rollart_core.rollout.conversation import Conversation
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, Generator, run_episode
+from rollart_core.rollout.scoring import scorer
+from rollart_core.types import Task, Ticket, Trajectory
+
+WhichSplit = Literal["split", "evaluation_split", "check_split"]
+"""To train on, to evaluate on, or for the checks of the warm start."""
+
+
+class RunEnvs:
+    """The environments of one run; see the module."""
+
+    def __init__(self, run: ResolvedRun) -> None:
+        """Describe them; nothing is asked yet."""
+        self._run = run
+        self._envs = run.envs
+        self._num_tasks: dict[tuple[str, str], int | None] = {}
+        self._parts: dict[str, EpisodeParts] = {}
+
+    async def count_tasks(self, workers: EnvPool) -> None:
+        """Ask how many tasks each split of each environment has."""
+        for env in self._envs:
+            for split in dict.fromkeys((env.split, env.evaluation_split, env.check_split)):
+                if split:
+                    count = await workers.call("num_tasks", env_ref(env), split)
+                    self._num_tasks[env.name, split] = count
+
+    def source(self) -> Tasks:
+        """Return the tasks to train on, at their beginning."""
+        seed = self._run.config.seed
+        sources = [
+            TaskSource(env.name, env.split, self._num_tasks[env.name, env.split], seed)
+            for env in self._envs
+        ]
+        if len(sources) == 1:
+            return sources[0]
+        weighted = [
+            WeightedSource(source, env.weight)
+            for source, env in zip(sources, self._envs, strict=True)
+        ]
+        return TaskMix(weighted, seed)
+
+    def tasks(self, which: WhichSplit, n: int) -> list[Task]:
+        """Return a fixed list of ``n`` tasks, each environment's share evenly among the others."""
+        seed = self._run.config.seed
+        lists = []
+        for env, share in zip(self._envs, shares([e.weight for e in self._envs], n), strict=True):
+            split: str = getattr(env, which)
+            num_tasks = self._num_tasks[env.name, split]
+            lists.append(held_out_tasks(env.name, split, share, seed, num_tasks=num_tasks))
+        return lists[0] if len(lists) == 1 else interleaved(lists, seed)
+
+    def wire(self, workers: EnvPool, engine: Generator, model_path: str) -> None:
+        """Make what episodes of each environment are made of."""
+        from rollart_core.models.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(model_path)
+        new_conversation = partial(
+            Conversation,
+            tokenizer,
+            max_context_tokens=self._run.config.rollout.max_context_tokens,
+        )
+        for env in self._envs:
+            self._parts[env.name] = EpisodeParts(
+                env=env_ref(env),
+                envs=workers,
+                engine=engine,
+                new_conversation=new_conversation,
+                score=scorer(env.reward, timeout_s=self._run.deadlines.reward_s),
+                stop_token_ids=tuple(tokenizer.stop_token_ids),
+                limits=self._limits(env),
+                seed=self._run.config.seed,
+            )
+
+    async def run_episode(
+        self, ticket: Ticket, start_version: int, *, temperature: float | None = None
+    ) -> Trajectory:
+        """Execute one attempt of a ticket in the environment its task is of."""
+        parts = self._parts[ticket.task.env_id]
+        return await run_episode(ticket, start_version, parts, temperature=temperature)
+
+    def _limits(self, env: ResolvedEnv) -> EpisodeLimits:
+        config, deadlines = self._run.config, self._run.deadlines
+        return EpisodeLimits(
+            max_turns=env.max_turns,
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            timeouts=PhaseTimeouts(env.reset_s, env.step_s),
+            generate_s=deadlines.generate_s,
+            reward_s=deadlines.reward_s,
+            episode_s=deadlines.episode_s,
+        )
+
+
+def env_ref(env: ResolvedEnv) -> EnvRef:
+    """Return how a worker makes the environment."""
+    return EnvRef(env.spec.id, env.plugin.options)
+
+
+def by_env(tasks: Iterable[Task]) -> Mapping[str, list[Task]]:
+    """Return the tasks of each environment, in their order."""
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.env_id, []).append(task)
+    return found
