@@ -34,6 +34,7 @@ def rollart_weight_channels() -> list[WeightChannelSpec]:
             entry_point="rollart_plugins.weights.shared_memory:SharedMemoryChannel",
             config="rollart_plugins.weights.config:SharedMemoryConfig",
             summary="Memory shared by the processes of one machine.",
+            reach="machine",
         ),
         WeightChannelSpec(
             id="rollart/Disk-v1",
@@ -41,6 +42,21 @@ def rollart_weight_channels() -> list[WeightChannelSpec]:
             entry_point="rollart_plugins.weights.disk:DiskChannel",
             config="rollart_plugins.weights.config:DiskConfig",
             summary="Safetensors files in a folder that trainer and engines can both read.",
+        ),
+        WeightChannelSpec(
+            id="rollart/Collective-v1",
+            alias="collective",
+            entry_point="rollart_plugins.weights.collective:CollectiveChannel",
+            config="rollart_plugins.weights.config:CollectiveConfig",
+            summary="Broadcast from the trainer to all engines, by gloo or NCCL.",
+            reach="network",
+        ),
+        WeightChannelSpec(
+            id="rollart/Delta-v1",
+            alias="delta",
+            entry_point="rollart_plugins.weights.delta:DeltaChannel",
+            config="rollart_plugins.weights.config:DeltaConfig",
+            summary="Changed elements only, bit for bit, over another channel.",
         ),
     ]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -27,3 +27,51 @@ class SharedMemoryConfig(_ChannelConfig):
 
 class DiskConfig(_ChannelConfig):
     """Options of ``rollart/Disk-v1``."""
+
+
+class CollectiveConfig(_ChannelConfig):
+    """Options of ``rollart/Collective-v1``."""
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """What carries the broadcast; ``nccl`` needs a CUDA device for every end."""
+    host: str = "127.0.0.1"
+    """The trainer's address as engines see it; those on other machines need another than this."""
+    timeout_s: Seconds = 60.0
+    """The longest wait for any one answer of another end."""
+    gather_s: Seconds = 0.2
+    """How long a broadcast waits for engines that have not asked yet."""
+
+
+class DeltaConfig(BaseModel):
+    """Options of ``rollart/Delta-v1``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    over: str | dict[str, Any] = "shared-memory"
+    """What carries the changes: another weight channel's id, or its id and options."""
+    keep: Annotated[int, Field(ge=1)] = 2
+    """How many of the newest policy versions can be fetched."""
+    full_every: PositiveInt = 20
+    """Every how many versions one is whole; 1: all of them."""
+    compress: Literal["auto", "never"] = "auto"
+    """``auto``: deflate what gets a tenth smaller by it."""
+
+    @model_validator(mode="after")
+    def _carrier_exists(self) -> Self:
+        from rollart_core import registry
+        from rollart_core.errors import UserError
+
+        options = {"id": self.over} if isinstance(self.over, str) else dict(self.over)
+        channel_id = options.pop("id", None)
+        if not isinstance(channel_id, str):
+            raise ValueError("over needs an id, such as shared-memory")
+        if "keep" in options:
+            raise ValueError("over.keep has no effect: keep and full_every say what is kept")
+        try:
+            spec = registry.find("weight_channels", channel_id).spec
+            registry.checked_options("weight_channels", channel_id, options)
+        except UserError as e:
+            raise ValueError(f"over: {e}") from e
+        if getattr(spec, "id", "") == "rollart/Delta-v1":
+            raise ValueError("over names the delta channel itself; give what is to carry it")
+        return self

@@ -1,0 +1,115 @@
+"""A process group of its own for one set of ends: the trainer's and some engines'.
+
+Takes: a store, who is in it, a timeout. Gives: broadcasts from rank 0. Never: touches the default
+process group (the trainer's ranks have theirs), or waits longer than the timeout.
+
+A group is never mended: when anything fails in it, it is given up, and the next set gets a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+dist: Any = torch.distributed  # what it exports is not typed
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Which group, and this end's place in it."""
+
+    name: str
+    """No two groups of one store have the same."""
+    rank: int
+    size: int
+
+
+class BroadcastGroup:
+    """One process group.
+
+    Args:
+        store: Where its members find one another; see :func:`open_store`.
+        member: This end's place.
+        backend: ``gloo`` or ``nccl``.
+        host: This end's address as the others see it.
+        timeout_s: Of joining, and of each broadcast.
+
+    Raises:
+        RuntimeError: When not all join in time.
+    """
+
+    def __init__(
+        self, store: Any, member: Membership, backend: str, host: str, timeout_s: float
+    ) -> None:
+        self.member = member
+        self._limit = timedelta(seconds=timeout_s)
+        self.device = torch.device("cuda" if backend == "nccl" else "cpu")
+        prefix = dist.PrefixStore(f"weights/{member.name}", store)
+        make: Any = _nccl if backend == "nccl" else _gloo
+        self._group: Any = make(prefix, member, host, self._limit)
+
+    def broadcast(self, block: torch.Tensor) -> None:
+        """Send (rank 0) or receive raw bytes ``[n]``.
+
+        Raises:
+            RuntimeError: When a member is gone or too slow.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        options.timeout = self._limit
+        self._group.broadcast([block], options).wait(self._limit)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def abandon(self) -> None:
+        """Give it up, whatever it is doing."""
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+
+
+def open_store(host: str, port: int | None, timeout_s: float) -> tuple[Any, int]:
+    """Return where groups find their members, and its port.
+
+    Args:
+        host: Of the trainer's end.
+        port: What to connect to; None: serve it, at ``host`` only.
+        timeout_s: The longest wait.
+    """
+    limit = timedelta(seconds=timeout_s)
+    if port is not None:
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        return store, port
+    listener = socket.create_server((host, 0))
+    free: int = listener.getsockname()[1]
+    store = dist.TCPStore(
+        host,
+        free,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=limit,
+        master_listen_fd=listener.detach(),  # by itself it would listen to every network
+    )
+    return store, free
+
+
+def _gloo(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [kind.create_device(hostname=host)]
+    options._timeout = limit
+    return kind(store, member.rank, member.size, options)
+
+
+def _nccl(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    if kind is None or not torch.cuda.is_available():
+        raise RuntimeError("backend nccl needs CUDA on every end; backend: gloo does not")
+    options = kind.Options()
+    options._timeout = limit
+    return kind(store, member.rank, member.size, options)

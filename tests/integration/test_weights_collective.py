@@ -1,0 +1,196 @@
+"""The collective channel: who is in the group, who dies in it, and that nobody waits for ever."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from weight_ends import TENSORS, assert_equal, assert_holds, elsewhere, end, shifted
+
+from rollart_plugins.weights.collective import ADDRESS_FILE, CollectiveChannel
+
+LIMIT_S = 5.0
+
+
+@pytest.fixture
+def ends(tmp_path):
+    opened = []
+
+    def open_end(location=None, **options):
+        options = {"timeout_s": LIMIT_S, "gather_s": 0.5, "bucket_bytes": 1 << 16} | options
+        opened.append(CollectiveChannel(str(location or tmp_path / "w"), **options))
+        return opened[-1]
+
+    yield open_end
+    for one in reversed(opened):
+        one.close()
+    assert not [t for t in threading.enumerate() if t.name == "rollart-weights"]
+
+
+def at_once(channels, version):
+    """Fetch with all of them at the same time; return what each got, or its error."""
+    got = [None] * len(channels)
+
+    def work(i, channel):
+        try:
+            got[i] = list(channel.fetch(version))
+        except Exception as e:
+            got[i] = e
+
+    threads = [threading.Thread(target=work, args=a) for a in enumerate(channels)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return got
+
+
+def test_engines_that_ask_at_once_share_one_broadcast(ends, monkeypatch):
+    writer, readers = ends(), [ends(), ends(), ends()]
+    alone = []
+    monkeypatch.setattr(CollectiveChannel, "_alone", lambda *a: alone.append(a) or iter(()))
+    groups = set()
+    for version in (1, 2, 3):
+        writer.publish(version, shifted(version).items())
+        for got in at_once(readers, version):
+            assert_equal(got, version)
+        if version > 1:  # at the first, not all may have been connected when it began
+            groups.add(tuple(r._group.member.size for r in readers))
+    assert groups == {(4, 4, 4)}
+    assert not alone
+
+
+def test_a_new_engine_gets_a_new_group(ends):
+    writer, first = ends(), ends()
+    writer.publish(1, TENSORS.items())
+    assert_holds(first, 1)
+    before = first._group.member
+    late = ends()
+    assert late.newest() == 1
+    assert_holds(late, 1)
+    writer.publish(2, shifted(2).items())
+    for got in at_once([first, late], 2):
+        assert_equal(got, 2)
+    assert first._group.member.name != before.name
+
+
+def big() -> dict[str, torch.Tensor]:
+    return {f"t{i}": torch.full((1 << 16,), float(i)) for i in range(40)}
+
+
+def _stops_half_way(location: str, mark: str, number: int) -> None:
+    channel = end("collective", location, timeout_s=LIMIT_S, gather_s=10.0, bucket_bytes=1 << 16)
+    list(channel.fetch(1))
+    Path(mark).write_text("ready")
+    for i, _ in enumerate(channel.fetch(2)):
+        if i == 3:
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_dies_or_hangs_in_a_broadcast_costs_the_others_nothing(
+    ends, tmp_path, number
+):
+    writer, reader = ends(gather_s=10.0), ends(gather_s=10.0)
+    writer.publish(1, big().items())
+    list(reader.fetch(1))
+    mark = tmp_path / "mark"
+    other = elsewhere(_stops_half_way, str(tmp_path / "w"), str(mark), number)
+    try:
+        while not mark.exists():
+            assert other.is_alive()
+            list(reader.fetch(1)) if writer._hub and len(writer._hub._guests) > 1 else None
+            time.sleep(0.01)
+        writer.publish(2, big().items())
+        began = time.perf_counter()
+        got = dict(reader.fetch(2))
+        assert time.perf_counter() - began < 4 * LIMIT_S
+        assert all(torch.equal(got[n], t) for n, t in big().items())
+        writer.publish(3, TENSORS.items())
+        other.kill()
+        other.join(30)
+        assert_holds(reader, 3)
+    finally:
+        other.kill()
+        other.join(30)
+
+
+def test_a_reader_that_stops_reading_leaves_the_others_alone(ends):
+    writer, reader, fickle = ends(), ends(), ends()
+    writer.publish(1, big().items())
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(reader.fetch(1)))
+    thread.start()
+    half = iter(fickle.fetch(1))
+    next(half)
+    half.close()
+    thread.join(4 * LIMIT_S)
+    assert {n: t.tolist() for n, t in got} == {n: t.tolist() for n, t in big().items()}
+    assert dict(fickle.fetch(1)).keys() == big().keys()
+
+
+def test_a_trainer_that_came_back_is_found_again(ends):
+    writer, reader = ends(), ends()
+    writer.publish(1, TENSORS.items())
+    assert_holds(reader, 1)
+    writer.close()
+    with pytest.raises(LookupError, match="nobody publishes at"):
+        reader.fetch(2)
+    successor = ends()
+    successor.publish(2, shifted(2).items())
+    assert_holds(reader, 2, 2)
+
+
+def test_a_trainer_that_does_not_answer_is_given_up(tmp_path):
+    """It accepts, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        there = {"host": "127.0.0.1", "port": mute.getsockname()[1], "token": "t"}
+        (tmp_path / ADDRESS_FILE).write_text(json.dumps(there))
+        reader = CollectiveChannel(str(tmp_path), timeout_s=0.1)
+        with pytest.raises(TimeoutError, match=r"did not answer within 0\.2 s"):
+            reader.fetch(1)
+        reader.close()
+
+
+def test_an_address_instead_of_a_folder(ends):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    writer = ends(f"tcp://secret@127.0.0.1:{port}")
+    writer.publish(1, TENSORS.items())
+    assert_holds(ends(f"tcp://secret@127.0.0.1:{port}"), 1)
+    with pytest.raises(ValueError, match="refuses: the token is wrong"):
+        ends(f"tcp://guess@127.0.0.1:{port}").fetch(1)
+    with pytest.raises(ValueError, match=r"cannot be offered at 127\.0\.0\.1"):
+        ends(f"tcp://secret@127.0.0.1:{port}").publish(1, TENSORS.items())
+
+
+@pytest.mark.parametrize("location", ["tcp://h:1", "tcp://t@h", "http://t@h:1", "tcp://t@h:x"])
+def test_what_is_no_address_is_refused(location):
+    with pytest.raises(ValueError, match="is no address; tcp://TOKEN@HOST:PORT is one"):
+        CollectiveChannel(location)
+
+
+def test_a_stranger_who_talks_otherwise_does_no_harm(ends, tmp_path):
+    writer, reader = ends(), ends()
+    writer.publish(1, TENSORS.items())
+    port = json.loads((tmp_path / "w" / ADDRESS_FILE).read_text())["port"]
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x02\0\0\0[]", b"\x05\0\0\0hello"):
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as stranger:
+            stranger.sendall(words)
+            assert stranger.recv(10) == b""
+    assert_holds(reader, 1)
+    assert (tmp_path / "w" / ADDRESS_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_without_cuda_nccl_says_so(ends):
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA")
+    writer, reader = ends(backend="nccl"), ends(backend="nccl")
+    writer.publish(1, TENSORS.items())
+    assert_holds(reader, 1)  # the group could not be made; its own connection could
