@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.spec import PluginSpec
+
+Role = Literal["envs", "engines", "trainer", "rewards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +20,83 @@ class HardwareMapperSpec(PluginSpec):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A set of like machines or devices."""
+    """A set of like machines or devices. What is not known is 0."""
 
     name: str
     device: str
-    """``cpu`` or an accelerator's name, such as ``H100``."""
+    """``cpu`` (counted in cores), ``serverless`` (counted in calls at once), or an accelerator's
+    name, such as ``H100``."""
     count: int
     flops_per_s: float = 0.0
-    """Per device."""
+    """Per device, dense, in the model's number format."""
     bytes_per_s: float = 0.0
     """Memory bandwidth per device."""
     memory_bytes: int = 0
     price_per_hour: float = 0.0
+    """Per device."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What one device is called in the cluster's own scheduler (Ray's resources)."""
+    roles: tuple[Role, ...] = ()
+    """What it may be used for; none: whatever fits its device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What of a model decides how long it takes."""
+
+    num_params: int
+    num_layers: int
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    head_dim: int
+    bytes_per_value: float = 2.0
+    """Of weights and KV cache: 2 for bfloat16, 4 for float32."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return self.num_params * self.bytes_per_value
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of keys and values one token leaves in the cache."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a run asks of the hardware besides its environments' workloads."""
+
+    model: ModelShape | None = None
+    """None: not known (yet)."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Env id -> its share of the trajectories, on any scale; one that is missing has 1."""
+    max_concurrent: int = 256
+    """Most episodes at once."""
+    num_engines: int | None = None
+    """Inference engines of the run, a device each; None: as many as there is room for."""
+    num_trainer_ranks: int = 1
+    """Trainer ranks, a device each."""
+    stateless_rewards: bool = False
+    """Whether rewards may run on a serverless pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a placement should give, by the model of :mod:`rollart_core.plan`."""
+
+    trajectories_per_s: float
+    envs: Mapping[str, float]
+    """Env id -> trajectories/s."""
+    pools: Mapping[str, float]
+    """Pool -> share of its devices' time in use, the trainer's devices included."""
+    turn_s: Mapping[str, Mapping[str, tuple[float, float]]]
+    """Env id -> pool -> seconds of a device for one turn: prefill and decode."""
+    bottleneck: str
+    """What there would have to be more of to be faster; a sentence."""
+    price_per_hour: float = 0.0
+    """Of the devices in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +109,20 @@ class Placement:
     """Env id -> pool -> share of its trajectories generated there (shares add up to 1)."""
     trainer: str
     rewards: str = "inline"
+    """``inline``: beside the environments; or the name of a serverless pool."""
     reasons: tuple[str, ...] = field(default_factory=tuple)
     """Why, a sentence each."""
+    num_engines: Mapping[str, int] = field(default_factory=dict)
+    """Pool -> inference engines there; empty: the mapper leaves it to the runtime."""
+    expected: Expectation | None = None
+    """None: the mapper does not reckon with rates."""
 
 
 class HardwareMapper(ABC):
     """Base of hardware mappers."""
+
+    demand: Demand = Demand()
+    """What else is known of the run; set before ``place``, and free to ignore."""
 
     @abstractmethod
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:

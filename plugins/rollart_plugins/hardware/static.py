@@ -1,0 +1,88 @@
+"""Everything where the config says.
+
+Takes: a table from environments to pools. Gives: that placement, checked against what there is.
+Never: moves anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
+from rollart_core.errors import did_you_mean
+from rollart_core.plan.fit import usable_pools
+
+OTHERS = "*"
+T = TypeVar("T")
+
+
+class StaticMapper(HardwareMapper):
+    """Does as it is told.
+
+    Args:
+        envs: Env -> pool of its workers; ``*`` stands for all others.
+        engines: Env -> pool, or pool -> share.
+        trainer: Pool of the trainer.
+        rewards: ``inline``, or a serverless pool.
+    """
+
+    def __init__(
+        self,
+        *,
+        envs: Mapping[str, str],
+        engines: Mapping[str, str | Mapping[str, float]],
+        trainer: str,
+        rewards: str = "inline",
+    ) -> None:
+        self._envs = dict(envs)
+        self._engines = dict(engines)
+        self._trainer = trainer
+        self._rewards = rewards
+
+    def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
+        """Place everything as configured.
+
+        Raises:
+            ValueError: When the table leaves an env out, or names one or a pool there is not.
+        """
+        names = [pool.name for pool in usable_pools(pools)]
+        for table, key in ((self._envs, "envs"), (self._engines, "engines")):
+            for env_id in table:
+                if env_id not in (OTHERS, *workloads):
+                    near = did_you_mean(env_id, list(workloads))
+                    raise ValueError(f"{key}: the run has no environment {env_id!r}.{near}")
+        return Placement(
+            envs={e: _known(_of(self._envs, e, "envs"), names, "envs") for e in workloads},
+            engines={e: self._shares(e, names) for e in workloads},
+            trainer=_known(self._trainer, names, "trainer"),
+            rewards=self._rewards
+            if self._rewards == "inline"
+            else _known(self._rewards, names, "rewards"),
+            reasons=("the config says so",),
+        )
+
+    def _shares(self, env_id: str, names: Sequence[str]) -> dict[str, float]:
+        given = _of(self._engines, env_id, "engines")
+        shares = {given: 1.0} if isinstance(given, str) else dict(given)
+        total = sum(shares.values())
+        return {_known(p, names, "engines"): share / total for p, share in shares.items()}
+
+
+def _of(table: Mapping[str, T], env_id: str, key: str) -> T:
+    """Return the env's entry, or that for all others."""
+    if env_id in table:
+        return table[env_id]
+    if OTHERS not in table:
+        raise ValueError(f"{key} says nothing of {env_id}: add it, or '{OTHERS}' for all others")
+    return table[OTHERS]
+
+
+def _known(pool: str, names: Sequence[str], key: str) -> str:
+    if pool not in names:
+        near = did_you_mean(pool, list(names))
+        raise ValueError(
+            f"{key}: there is no pool {pool!r} with a device.{near} There are: {', '.join(names)}"
+        )
+    return pool

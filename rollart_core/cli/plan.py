@@ -1,0 +1,150 @@
+"""``rollart plan``: where a run's parts would go on a cluster, why, and how fast that should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollart_core.cli.output import print_json, print_table
+from rollart_core.errors import ConfigError, first_line
+
+if TYPE_CHECKING:
+    from rollart_core.contracts.hardware import Expectation, Placement
+    from rollart_core.plan.cluster import Cluster
+    from rollart_core.resolve import ResolvedRun
+
+
+def plan(
+    config: Annotated[str, typer.Argument(help="The config file of the run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+    ] = None,
+    cluster: Annotated[
+        Path, typer.Option("--cluster", metavar="FILE", help="The cluster file.")
+    ] = Path("cluster.yaml"),
+    mapper: Annotated[
+        list[str] | None,
+        typer.Option("--mapper", help="Another mapper to compare with; may be given again."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show where a run's parts would go on a cluster, why, and the rates to expect."""
+    from rollart_core.config_load import load_config
+    from rollart_core.plan.cluster import load_cluster
+    from rollart_core.resolve import resolve_run
+
+    described = load_cluster(cluster)
+    run = resolve_run(load_config(config, overrides or []), source=config)
+    plans = {run.config.mapper.id: _planned(run, described, config)}
+    for name in mapper or []:
+        plans[name] = _planned(_with_mapper(run, name, config), described, config)
+    if as_json:
+        first = next(iter(plans.values()))
+        print_json({**asdict(first), "mapper": run.config.mapper.id, "compared": _compared(plans)})
+        return
+    _show(next(iter(plans)), next(iter(plans.values())), described)
+    if len(plans) > 1:
+        _show_compared(plans)
+
+
+def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
+    """Return the placement of a run's mapper with what it should give."""
+    from rollart_core.plan.run_plan import demand_of, place, workloads_of
+    from rollart_core.plan.solve import expect
+
+    demand = demand_of(run, cluster.model.shape() if cluster.model else None)
+    if demand.model is None:
+        raise ConfigError(
+            f"{source}: model: its config.json is not on this machine, so its size is not known; "
+            "download it, or give its shape in the cluster file under model"
+        )
+    pools = cluster.to_pools()
+    placement = place(run, pools, demand)
+    if placement.expected is not None:
+        return placement
+    try:
+        expected = expect(placement, workloads_of(run), pools, demand)
+    except ValueError as e:
+        raise ConfigError(f"mapper {run.mapper.spec.id}: {first_line(str(e))}") from e
+    return replace(placement, expected=expected)
+
+
+def _with_mapper(run: ResolvedRun, name: str, source: str) -> ResolvedRun:
+    from rollart_core.config import PluginRef
+    from rollart_core.resolve import resolve_run
+
+    config = run.config.model_copy(update={"mapper": PluginRef(id=name)})
+    return resolve_run(config, source=source)
+
+
+def _compared(plans: Mapping[str, Placement]) -> dict[str, object]:
+    return {
+        name: {
+            "trajectories_per_s": _expected(p).trajectories_per_s,
+            "price_per_hour": _expected(p).price_per_hour,
+            "engines": p.engines,
+        }
+        for name, p in plans.items()
+    }
+
+
+def _show(mapper: str, placement: Placement, cluster: Cluster) -> None:
+    expected = _expected(placement)
+    rows = [
+        (
+            env_id,
+            placement.envs[env_id],
+            ", ".join(f"{share:.0%} {pool}" for pool, share in shares.items()),
+            ", ".join(
+                f"{prefill * 1e3:.3g} + {decode * 1e3:.3g}"
+                for prefill, decode in expected.turn_s.get(env_id, {}).values()
+            ),
+            f"{expected.envs[env_id]:.3g}",
+        )
+        for env_id, shares in placement.engines.items()
+    ]
+    columns = ("environment", "envs on", "generates on", "ms a turn: prefill + decode", "traj/s")
+    print_table(f"{mapper}: {expected.trajectories_per_s:.3g} trajectories/s", columns, rows)
+    engines = placement.num_engines
+    pools = [
+        (
+            pool.name,
+            f"{pool.count} x {pool.device}",
+            str(engines.get(pool.name, "")),
+            "trainer" if pool.name == placement.trainer else "",
+            f"{expected.pools.get(pool.name, 0.0):.0%}",
+        )
+        for pool in cluster.pools
+    ]
+    print_table("Pools", ("pool", "devices", "engines", "", "in use"), pools)
+    for reason in placement.reasons:
+        typer.echo(f"- {reason}")
+    typer.echo(f"\nHeld down by {expected.bottleneck}.")
+    if expected.price_per_hour:
+        per_hour = 3600 * expected.trajectories_per_s
+        typer.echo(
+            f"The devices in use cost {expected.price_per_hour:.2f} an hour, "
+            f"{1000 * expected.price_per_hour / per_hour:.3g} for 1000 trajectories."
+        )
+
+
+def _show_compared(plans: Mapping[str, Placement]) -> None:
+    best = _expected(next(iter(plans.values()))).trajectories_per_s
+    rows = []
+    for name, placement in plans.items():
+        expected = _expected(placement)
+        rate = expected.trajectories_per_s
+        cells = (f"{rate:.3g}", f"{rate / best:.2f}", f"{expected.price_per_hour:.2f}")
+        rows.append((name, *cells, expected.bottleneck))
+    columns = ("mapper", "traj/s", "of the first", "price/hour", "held down by")
+    print_table("Compared", columns, rows)
+
+
+def _expected(placement: Placement) -> Expectation:
+    assert placement.expected is not None
+    return placement.expected

@@ -1,0 +1,78 @@
+"""What common devices can do: figures of public data sheets, for dense bfloat16.
+
+Takes: a device's name. Gives: its FLOP/s, bytes/s, memory and price. Never: measures; a cluster
+file may add devices and replace figures.
+
+FLOP/s and bytes/s are the makers' peaks (NVIDIA: the data sheets of A100, H100, H200, L40S, L4 and
+A10, of HGX B200, AWS's page of its A10G instances, the white paper of the Ada generation for the
+RTX 4090; AMD: the data sheet of MI300X), sparsity not counted. H20 has no public sheet; its figures
+are what vendors of servers state. Prices are rounded: what public price lists of specialised clouds
+asked on demand for one device and hour, in the month given; they differ by a factor of two or more
+between clouds, so put your own in the cluster file when you compare by price.
+
+A ``cpu`` device is one core of a recent server: AVX-512 with bfloat16, its part of the memory
+channels of its socket. An accelerator's own host cores are a pool of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CPU, SERVERLESS = "cpu", "serverless"
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One kind of device."""
+
+    flops_per_s: float
+    """Dense bfloat16, peak."""
+    bytes_per_s: float
+    """Memory bandwidth, peak."""
+    memory_bytes: int
+    price_per_hour: float
+    """US dollars."""
+    priced: str = ""
+    """Year and month of the price."""
+
+
+DEVICES: Mapping[str, Device] = {
+    "A100-40GB": Device(312e12, 1.555e12, 40 * GB, 1.3, "2025-06"),
+    "A100-80GB": Device(312e12, 2.039e12, 80 * GB, 1.5, "2026-05"),
+    "H100-SXM": Device(989e12, 3.35e12, 80 * GB, 2.95, "2026-05"),
+    "H100-PCIe": Device(756e12, 2.0e12, 80 * GB, 2.4, "2025-06"),
+    "H200": Device(989e12, 4.8e12, 141 * GB, 4.0, "2026-05"),
+    "H20": Device(148e12, 4.0e12, 96 * GB, 1.5, "2025-06"),
+    "B200": Device(2250e12, 8.0e12, 180 * GB, 5.5, "2025-06"),
+    "L40S": Device(362e12, 0.864e12, 48 * GB, 1.0, "2025-06"),
+    "L4": Device(121e12, 0.3e12, 24 * GB, 0.8, "2025-06"),
+    "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0, "2025-06"),
+    "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5, "2025-06"),
+    "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5, "2025-06"),
+    CPU: Device(0.1e12, 5e9, 4 * GB, 0.04, "2025-06"),
+    SERVERLESS: Device(0.0, 0.0, 0, 0.06, "2025-06"),
+}
+
+ALIASES: Mapping[str, str] = {"A100": "A100-80GB", "H100": "H100-SXM", "4090": "RTX-4090"}
+"""Names without a variant mean the most common one."""
+
+
+def find_device(name: str, own: Mapping[str, Device] | None = None) -> Device | None:
+    """Return the figures of a device; None when nothing is known of it.
+
+    Args:
+        name: As in a cluster file; upper and lower case, ``_``, ``-`` and spaces are alike.
+        own: Devices besides the table's; they come first.
+    """
+    for table in (own or {}, DEVICES):
+        known = {_plain(key): device for key, device in table.items()}
+        known |= {_plain(a): known[_plain(to)] for a, to in ALIASES.items() if _plain(to) in known}
+        if (device := known.get(_plain(name).removeprefix("nvidia"))) is not None:
+            return device
+    return None
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())

@@ -1,0 +1,125 @@
+"""Placements: the fastest, the one with the most rate for its price, and what any one should give.
+
+Takes: workloads, pools, a demand. Gives: a :class:`Placement` with reasons and expected rates.
+Never: knows a cluster; it reckons by :mod:`rollart_core.plan.roofline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import Demand, Expectation, Placement, Pool
+from rollart_core.plan.explain import bottleneck, reasons
+from rollart_core.plan.fit import Fit, everywhere, fit
+from rollart_core.plan.program import Program, Solution
+
+LEAST_SHARE = 1e-4
+"""Smaller shares of an env's trajectories are rounding, and left out."""
+
+
+def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand) -> Placement:
+    """Return the placement with the most trajectories/s.
+
+    Raises:
+        ValueError: When something of the run fits no pool.
+        UserError: When scipy is not installed.
+    """
+    found = fit(workloads, pools, demand)
+    return _placement(found, Program(found).solve())
+
+
+def best_value(
+    workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
+) -> Placement:
+    """Return the placement with the most trajectories for the price of the devices it uses.
+
+    Raises:
+        ValueError: When something of the run fits no pool, or no pool has a price.
+        UserError: When scipy is not installed.
+    """
+    found = fit(workloads, pools, demand)
+    if not any(pool.price_per_hour for pool in found.pools.values()):
+        raise ValueError("no pool has a price: give price_per_hour in the cluster file")
+    return _placement(found, Program(found).best_value())
+
+
+def expect(
+    placement: Placement,
+    workloads: Mapping[str, Workload],
+    pools: Sequence[Pool],
+    demand: Demand,
+) -> Expectation:
+    """Return what a placement should give, whoever made it.
+
+    Raises:
+        ValueError: When it cannot run: a pool that is not there, or a model that does not fit.
+        UserError: When scipy is not installed.
+    """
+    found = everywhere(workloads, pools, demand)
+    _check_names(placement, found)
+    solution = Program(found, fixed=placement).solve()
+    return _expectation(found, solution)
+
+
+def _placement(found: Fit, solution: Solution) -> Placement:
+    engines = {env_id: _shares(solution, env_id) for env_id in found.workloads}
+    placement = Placement(
+        envs=solution.env_pools,
+        engines=engines,
+        trainer=solution.trainer,
+        rewards=found.reward_pool or "inline",
+        num_engines={
+            p: n for p, n in solution.engines.items() if any(p in s for s in engines.values())
+        },
+        expected=_expectation(found, solution),
+    )
+    return replace(placement, reasons=reasons(found, solution, placement))
+
+
+def _shares(solution: Solution, env_id: str) -> dict[str, float]:
+    """Return pool -> share of the env's trajectories, the pools in the order of their names."""
+    rates: dict[str, float] = {}
+    for way, rate in solution.ways.items():
+        if way.env_id == env_id:
+            rates[way.pool] = rates.get(way.pool, 0.0) + rate
+    kept = {p: r for p, r in sorted(rates.items()) if r > LEAST_SHARE * sum(rates.values())}
+    return {pool: rate / sum(kept.values()) for pool, rate in kept.items()}
+
+
+def _expectation(found: Fit, solution: Solution) -> Expectation:
+    turns: dict[str, dict[str, tuple[float, float]]] = {}
+    busiest: dict[tuple[str, str], float] = {}
+    for way, rate in solution.ways.items():
+        if rate > busiest.get((way.env_id, way.pool), 0.0):
+            busiest[way.env_id, way.pool] = rate
+            turn = (way.turn.prefill_s, way.turn.decode_s)
+            turns.setdefault(way.env_id, {})[way.pool] = turn
+    counts = {name: pool.count for name, pool in found.pools.items()}
+    return Expectation(
+        trajectories_per_s=solution.rate,
+        envs={e: share * solution.rate for e, share in found.weights.items()},
+        pools={name: solution.used.get(name, 0.0) / count for name, count in counts.items()},
+        turn_s=turns,
+        bottleneck=bottleneck(solution),
+        price_per_hour=_price(found, solution),
+    )
+
+
+def _price(found: Fit, solution: Solution) -> float:
+    return sum(found.pools[p].price_per_hour * n for p, n in solution.devices.items())
+
+
+def _check_names(placement: Placement, found: Fit) -> None:
+    """Refuse a placement that leaves an env out, or names a pool there is not."""
+    for env_id in found.workloads:
+        if env_id not in placement.envs or env_id not in placement.engines:
+            raise ValueError(f"the placement says nothing of {env_id}")
+    named = {*placement.envs.values(), placement.trainer}
+    named |= {pool for shares in placement.engines.values() for pool in shares}
+    if unknown := sorted(named - set(found.pools)):
+        raise ValueError(
+            f"the placement names {', '.join(unknown)}, and the cluster has "
+            f"{', '.join(found.pools)}: name one of these, or add the pool"
+        )

@@ -1,0 +1,61 @@
+"""The mappers that need no solver."""
+
+import pytest
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import Pool
+from rollart_core.errors import ConfigError
+from rollart_core.registry import build
+from rollart_plugins.hardware.affinity import AffinityMapper
+from rollart_plugins.hardware.colocate import ColocateMapper
+from rollart_plugins.hardware.random import RandomMapper
+from rollart_plugins.hardware.static import StaticMapper
+
+ENVS = {"a/A-v1": Workload(), "b/B-v1": Workload()}
+POOLS = [Pool("big", "H100", 8), Pool("wide", "H20", 8), Pool("cpus", "cpu", 64)]
+
+
+def test_on_one_pool_affinity_is_colocate():
+    pools = [Pool("none", "H100", 0), Pool("local", "cpu", 2)]
+    assert AffinityMapper().place(ENVS, pools) == ColocateMapper().place(ENVS, pools)
+
+
+def test_static_does_as_it_is_told():
+    mapper = StaticMapper(
+        envs={"*": "cpus"}, engines={"a/A-v1": "big", "*": {"big": 1, "wide": 3}}, trainer="big"
+    )
+    placement = mapper.place(ENVS, POOLS)
+    assert placement.envs == dict.fromkeys(ENVS, "cpus")
+    assert placement.engines == {"a/A-v1": {"big": 1.0}, "b/B-v1": {"big": 0.25, "wide": 0.75}}
+    assert placement.trainer == "big"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            {"trainer": "bigg"},
+            r"trainer: there is no pool 'bigg' with a device. Did you mean 'big'",
+        ),
+        ({"envs": {"a/A-v1": "cpus"}}, r"envs says nothing of b/B-v1"),
+        ({"engines": {"*": "big", "a/A-v2": "big"}}, r"no environment 'a/A-v2'. Did you mean"),
+        ({"engines": {"*": {"mars": 1.0}}}, r"engines: there is no pool 'mars'"),
+        ({"rewards": "lambda"}, r"rewards: there is no pool 'lambda'"),
+    ],
+)
+def test_static_says_what_it_was_told_wrong(changed, says):
+    told = {"envs": {"*": "cpus"}, "engines": {"*": "big"}, "trainer": "big"}
+    with pytest.raises(ValueError, match=says):
+        StaticMapper(**{**told, **changed}).place(ENVS, POOLS)
+
+
+def test_static_without_its_tables_is_refused():
+    with pytest.raises(ConfigError, match="static needs envs, engines, trainer"):
+        build("hardware_mappers", "static", {})
+
+
+def test_random_follows_from_its_seed():
+    drawn = [RandomMapper(seed=seed).place(ENVS, POOLS) for seed in range(20)]
+    assert drawn[3] == RandomMapper(seed=3).place(dict(reversed(ENVS.items())), POOLS[::-1])
+    assert {tuple(p.engines["a/A-v1"]) for p in drawn} == {("big",), ("wide",)}
+    assert {p.envs["a/A-v1"] for p in drawn} == {"cpus"}

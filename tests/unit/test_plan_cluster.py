@@ -1,0 +1,76 @@
+"""Cluster files: what they say, and what is wrong with them."""
+
+import pytest
+
+from rollart_core.contracts.hardware import Pool
+from rollart_core.errors import ConfigError
+from rollart_core.plan.cluster import filled, load_cluster
+
+
+def write(tmp_path, text):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_figures_come_from_the_table_with_the_efficiency_worked_in(tmp_path):
+    path = write(
+        tmp_path,
+        """
+pools:
+  - {name: a, device: H20, count: 8, resources: {GPU: 1}, roles: [engines]}
+  - {name: b, device: h20, count: 1, bytes_per_s: 1.0e+12, memory_gb: 10, price_per_hour: 0}
+  - {name: c, device: MyChip, count: 2}
+  - {name: f, device: serverless, count: 100}
+efficiency: {compute: 0.5, bandwidth: 1}
+devices:
+  MyChip: {flops_per_s: 1.0e+14, bytes_per_s: 2.0e+12, memory_gb: 16}
+""",
+    )
+    a, b, c, f = load_cluster(path).to_pools()
+    assert a == Pool("a", "H20", 8, 74e12, 4e12, 96 * 10**9, 1.5, {"GPU": 1.0}, ("engines",))
+    assert (b.flops_per_s, b.bytes_per_s, b.memory_bytes, b.price_per_hour) == (
+        74e12,
+        1e12,
+        1e10,
+        0,
+    )
+    assert (c.flops_per_s, c.bytes_per_s, c.memory_bytes) == (5e13, 2e12, 16 * 10**9)
+    assert f.flops_per_s == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("pools: []\n", 1, "pools: a cluster needs a pool"),
+        ("pools:\n  - {name: a, device: H100}\n", 2, "pools.0.count: is missing"),
+        ("pools:\n  - name: a\n    device: L4\n    count: 0\n", 4, "must be greater than 0, got 0"),
+        ("pools:\n  - {name: a, device: H1000, count: 1}\n", 2, "Did you mean 'H100'?"),
+        ("pools:\n  - {name: a, device: TPU, count: 1}\n", 2, "nothing is known of 'TPU'"),
+        ("pools:\n  - {name: a, device: L4, count: 1, colour: red}\n", 2, "unknown key"),
+        ("pools:\n  - {name: a, device: L4, count: 1}\n  - {name: a, device: L4, count: 1}\n",
+         3, "names an earlier pool already"),
+        ("pools:\n  - {name: a, device: L4, count: 1}\ndevices:\n  B7: {}\n", 4, "has no effect"),
+        ("pools:\n  - {name: a, device: L4, count: 1, roles: [boss]}\n", 2, "'envs'"),
+        ("pool:\n  - {}\n", 1, "Did you mean 'pools'?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_line(tmp_path, text, line, says):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as e:
+        load_cluster(path)
+    assert any(said.startswith(f"{path}:{line}: ") for said in str(e.value).splitlines())
+    assert says in str(e.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_cluster(tmp_path / "none.yaml")
+
+
+def test_pools_without_figures_get_those_of_their_device():
+    known, own = filled([Pool("a", "L4", 1), Pool("b", "abacus", 1, 5.0, 6.0)])
+    assert known.flops_per_s == pytest.approx(121e12 / 2)
+    assert own == Pool("b", "abacus", 1, 5.0, 6.0)
+    with pytest.raises(ValueError, match="pool c: nothing is known of its device 'abacus'"):
+        filled([Pool("c", "abacus", 1)])
