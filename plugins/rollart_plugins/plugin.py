@@ -66,6 +66,32 @@ def rollart_hardware_mappers() -> list[HardwareMapperSpec]:
     """Return the built-in hardware mappers."""
     return [
         HardwareMapperSpec(
+            id="rollart/Affinity-v1",
+            alias="affinity",
+            entry_point="rollart_plugins.hardware.affinity:AffinityMapper",
+            summary="Each environment on the hardware that suits it: most trajectories per second.",
+        ),
+        HardwareMapperSpec(
+            id="rollart/Cost-v1",
+            alias="cost",
+            entry_point="rollart_plugins.hardware.cost:CostMapper",
+            summary="The most trajectories for the price of the devices in use.",
+        ),
+        HardwareMapperSpec(
+            id="rollart/Static-v1",
+            alias="static",
+            entry_point="rollart_plugins.hardware.static:StaticMapper",
+            config="rollart_plugins.hardware.config:StaticConfig",
+            summary="Everything where the config says.",
+        ),
+        HardwareMapperSpec(
+            id="rollart/Random-v1",
+            alias="random",
+            entry_point="rollart_plugins.hardware.random:RandomMapper",
+            config="rollart_plugins.hardware.config:RandomConfig",
+            summary="A pool drawn for each environment: what to compare placements with.",
+        ),
+        HardwareMapperSpec(
             id="rollart/Colocate-v1",
             alias="colocate",
             entry_point="rollart_plugins.hardware.colocate:ColocateMapper",
