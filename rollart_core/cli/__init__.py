@@ -78,6 +78,11 @@ COMMANDS: dict[str, Command] = {
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
     ),
+    "plan": Command(
+        f"{_HERE}.plan:plan",
+        "Show where a run's parts would go on a cluster, why, and the rates to expect.",
+        "rollart plan run.yaml --cluster examples/clusters/two_kinds.yaml --mapper colocate",
+    ),
     "registry": Command(
         f"{_HERE}.registry:app",
         "Publish to a community registry, install from one, or run one.",
