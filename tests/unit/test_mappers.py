@@ -37,7 +37,6 @@ def test_static_does_as_it_is_told():
             {"trainer": "bigg"},
             r"trainer: there is no pool 'bigg' with a device. Did you mean 'big'",
         ),
-        ({"envs": {"a/A-v1": "cpus"}}, r"envs says nothing of b/B-v1"),
         ({"engines": {"*": "big", "a/A-v2": "big"}}, r"no environment 'a/A-v2'. Did you mean"),
         ({"engines": {"*": {"mars": 1.0}}}, r"engines: there is no pool 'mars'"),
         ({"rewards": "lambda"}, r"rewards: there is no pool 'lambda'"),
@@ -49,9 +48,13 @@ def test_static_says_what_it_was_told_wrong(changed, says):
         StaticMapper(**{**told, **changed}).place(ENVS, POOLS)
 
 
-def test_static_without_its_tables_is_refused():
-    with pytest.raises(ConfigError, match="static needs envs, engines, trainer"):
-        build("hardware_mappers", "static", {})
+def test_static_colocates_what_it_is_not_told_of():
+    told = StaticMapper(envs={"b/B-v1": "cpus"}).place(ENVS, POOLS)
+    assert told.envs == {"a/A-v1": "big", "b/B-v1": "cpus"}
+    assert told.engines == {env_id: {"big": 1.0} for env_id in ENVS}
+    assert told.trainer == "big"
+    with pytest.raises(ConfigError, match="greater than 0"):
+        build("hardware_mappers", "static", {"engines": {"*": {"big": 0}}})
 
 
 def test_random_follows_from_its_seed():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StaticConfig(BaseModel):
-    """Options of `static`: somebody has decided."""
+    """Options of `static`. What they leave out goes to the first pool that has a device."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -18,20 +18,10 @@ class StaticConfig(BaseModel):
     """Env -> pool of its workers; `*` stands for all others."""
     engines: dict[str, str | dict[str, Share]] = Field(default_factory=dict)
     """Env -> pool that generates for it, or pool -> share; `*` stands for all others."""
-    trainer: str = ""
+    trainer: str | None = None
     """Pool of the trainer."""
     rewards: str = "inline"
     """`inline`: beside the environments; or a serverless pool."""
-
-    @model_validator(mode="after")
-    def _all_three(self) -> StaticConfig:
-        missing = [name for name in ("envs", "engines", "trainer") if not getattr(self, name)]
-        if missing:
-            raise ValueError(
-                f"static needs {', '.join(missing)}; such as "
-                "{envs: {'*': cpus}, engines: {'*': h100}, trainer: h100}"
-            )
-        return self
 
 
 class RandomConfig(BaseModel):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StaticMapper(HardwareMapper):
-    """Does as it is told.
+    """Does as it is told; what it is not told of goes to the first pool that has a device.
 
     Args:
         envs: Env -> pool of its workers; ``*`` stands for all others.
@@ -31,13 +31,13 @@ class StaticMapper(HardwareMapper):
     def __init__(
         self,
         *,
-        envs: Mapping[str, str],
-        engines: Mapping[str, str | Mapping[str, float]],
-        trainer: str,
+        envs: Mapping[str, str] | None = None,
+        engines: Mapping[str, str | Mapping[str, float]] | None = None,
+        trainer: str | None = None,
         rewards: str = "inline",
     ) -> None:
-        self._envs = dict(envs)
-        self._engines = dict(engines)
+        self._envs = dict(envs or {})
+        self._engines = dict(engines or {})
         self._trainer = trainer
         self._rewards = rewards
 
@@ -45,7 +45,7 @@ class StaticMapper(HardwareMapper):
         """Place everything as configured.
 
         Raises:
-            ValueError: When the table leaves an env out, or names one or a pool there is not.
+            ValueError: When the tables name an env or a pool that there is not.
         """
         names = [pool.name for pool in usable_pools(pools)]
         for table, key in ((self._envs, "envs"), (self._engines, "engines")):
@@ -54,9 +54,9 @@ class StaticMapper(HardwareMapper):
                     near = did_you_mean(env_id, list(workloads))
                     raise ValueError(f"{key}: the run has no environment {env_id!r}.{near}")
         return Placement(
-            envs={e: _known(_of(self._envs, e, "envs"), names, "envs") for e in workloads},
+            envs={e: _known(self._of(self._envs, e, names), names, "envs") for e in workloads},
             engines={e: self._shares(e, names) for e in workloads},
-            trainer=_known(self._trainer, names, "trainer"),
+            trainer=_known(self._trainer or names[0], names, "trainer"),
             rewards=self._rewards
             if self._rewards == "inline"
             else _known(self._rewards, names, "rewards"),
@@ -64,19 +64,13 @@ class StaticMapper(HardwareMapper):
         )
 
     def _shares(self, env_id: str, names: Sequence[str]) -> dict[str, float]:
-        given = _of(self._engines, env_id, "engines")
+        given = self._of(self._engines, env_id, names)
         shares = {given: 1.0} if isinstance(given, str) else dict(given)
         total = sum(shares.values())
         return {_known(p, names, "engines"): share / total for p, share in shares.items()}
 
-
-def _of(table: Mapping[str, T], env_id: str, key: str) -> T:
-    """Return the env's entry, or that for all others."""
-    if env_id in table:
-        return table[env_id]
-    if OTHERS not in table:
-        raise ValueError(f"{key} says nothing of {env_id}: add it, or '{OTHERS}' for all others")
-    return table[OTHERS]
+    def _of(self, table: Mapping[str, T], env_id: str, names: Sequence[str]) -> T | str:
+        return table.get(env_id, table.get(OTHERS, names[0]))
 
 
 def _known(pool: str, names: Sequence[str], key: str) -> str:
