@@ -374,7 +374,7 @@ class _RunBase(Section):
     """What generates."""
     weights: PluginRef = PluginRef(id="shared-memory")
     """How new weights reach the engines."""
-    mapper: PluginRef = PluginRef(id="colocate")
+    mapper: PluginRef = PluginRef(id="affinity")
     """What places the parts on the hardware."""
     trackers: tuple[PluginRef, ...] = (PluginRef(id="tensorboard"),)
     """Where metrics go besides the journal; ``[]``: nowhere."""
