@@ -166,7 +166,9 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens over all its samples."""
+        """Tokens over all its samples; of a failed one, as many as its last turn had come to."""
+        if not self.samples and self.turns:
+            return self.turns[-1].num_prompt_tokens + self.turns[-1].num_new_tokens
         return sum(s.num_tokens for s in self.samples)
 
     @property

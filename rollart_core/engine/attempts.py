@@ -1,4 +1,4 @@
-"""The last attempts: what share of them failed, and how.
+"""The last attempts: what share of them failed, and how; of all, and of each environment.
 
 Takes: one attempt at a time. Gives: a rate, and a reason a person can act on. Never: decides that
 a run stops; the scheduler does.
@@ -10,6 +10,34 @@ from collections import Counter, deque
 
 from rollart_core.errors import first_line
 from rollart_core.types import Failure, FailureKind
+
+
+class Attempts:
+    """The last attempts of a run, and those of each environment, so that none hides behind others.
+
+    Each environment has a window of its own: one that always fails is seen, however few of the
+    attempts are its own.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._all = AttemptWindow(size)
+        self._by_env: dict[str, AttemptWindow] = {}
+
+    def add(self, env_id: str, failure: Failure | None) -> None:
+        """Add an attempt in an environment; None when it finished."""
+        self._all.add(failure)
+        self._by_env.setdefault(env_id, AttemptWindow(self._size)).add(failure)
+
+    def excess(self, limit: float) -> str | None:
+        """Say where more than ``limit`` of a full window failed, and how; None where nothing is."""
+        one_of_several = self._by_env if len(self._by_env) > 1 else {}
+        for env_id, window in one_of_several.items():
+            if window.full and window.rate > limit:
+                return window.reason(limit, f" in {env_id}")
+        if self._all.full and self._all.rate > limit:
+            return self._all.reason(limit)
+        return None
 
 
 class AttemptWindow:
@@ -37,11 +65,11 @@ class AttemptWindow:
         """Share of them that failed."""
         return self._num_failed / len(self._attempts)
 
-    def reason(self, limit: float) -> str:
+    def reason(self, limit: float, where: str = "") -> str:
         """Say the rate and the most common failure."""
         failures = Counter(a for a in self._attempts if a is not None)
         (kind, message), n = failures.most_common(1)[0]
         return (
-            f"{self.rate:.0%} of the last {self._size} attempts failed (limit {limit:.0%}); "
+            f"{self.rate:.0%} of the last {self._size} attempts{where} failed (limit {limit:.0%}); "
             f"most often, {n} times, {kind}: {message}"
         )

@@ -1,25 +1,41 @@
-"""The journal's account of every ticket: trained once, retried, dropped or lost, and why.
+"""The journal's account of every ticket: trained once, retried, rolled back, dropped, or lost; why.
 
 Takes: a run directory. Gives: an :class:`AuditReport`. Never: trusts the scheduler's own counters;
-staleness is worked out again from the recorded token versions.
+staleness and lineage are worked out again from the recorded versions and attempts.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.tables import OPEN_STATES, BatchRow, TicketRow, TrajectoryRow
+from rollart_core.engine.journal_reader import JournalReader, ordinal
+from rollart_core.engine.tables import (
+    OPEN_STATES,
+    ROLLED_BACK,
+    BatchRow,
+    TicketRow,
+    TrajectoryRow,
+)
+from rollart_core.types import FailureKind
+
+Attempt = tuple[str, int]
+"""Ticket id and attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """Mean lengths of what finished against what was trained; equal when nothing is lost."""
+    """Mean lengths of what was dispatched, of what finished, and of what was trained.
 
+    All equal when nothing is lost. Of a ticket that was cut off (aborted, failed) the longest
+    attempt counts, as far as it came: the dispatched means are lower bounds then.
+    """
+
+    dispatched_tokens_mean: float
+    dispatched_turns_mean: float
     finished_tokens_mean: float
     finished_turns_mean: float
     trained_tokens_mean: float
@@ -35,21 +51,29 @@ class AuditReport:
     """Why the run ended; None when it did not, or was killed."""
     num_tickets: int
     trained: int
+    """In the lineage of the newest weights."""
     retried: int
-    """Tickets with more than one attempt."""
+    """Tickets of which an attempt failed and another followed."""
+    rolled_back: int
+    """Tickets that were trained in a batch that was undone; by now they may be trained again."""
     lost: Mapping[str, int]
     """Kind of the last failure -> tickets."""
     dropped: Mapping[str, int]
     """Reason -> tickets that finished, or waited for a retry, in a group that was not trained."""
     aborted: Mapping[str, int]
-    """Reason -> tickets."""
-    undone: int
-    """Tickets given up by a resume; their tasks came again."""
+    """Reason -> tickets; ``redundant``: enough of its siblings had finished."""
     open: int
-    """Tickets whose fate is not known: still running, or cut off by a kill."""
+    """Tickets whose fate is not known yet: the run is going on, or was cut off."""
+    attempts: int
+    """Dispatched."""
+    unrecorded: int
+    """Attempts of which nothing came back: still running, or cut off by a kill."""
     failures: Mapping[str, int]
     """Kind -> attempts."""
     batches: int
+    batches_rolled_back: int
+    went_back: tuple[str, ...]
+    """Each time the run went back to a checkpoint: to which version, and why."""
     staleness_bound: int
     max_staleness: int | None
     """Largest found in any batch; None without one."""
@@ -76,37 +100,45 @@ def audit(run_dir: Path) -> AuditReport:
     Raises:
         JournalError: When ``run_dir`` holds no journal.
     """
-    with JournalReader(run_dir) as reader:
+    with JournalReader(run_dir) as reader, reader.snapshot():
         tickets = {t.ticket_id: t for t in reader.tickets()}
         batches = reader.batches()
         rows = reader.trajectory_rows()
         bound = staleness_bound(reader.config())
-        ended = _end(reader)
-    finished = {r.ticket_id: r for r in rows if r.failure_kind is None}
-    live = [b for b in batches if b.state != "undone"]
-    trained = [finished[t] for b in live for t in b.ticket_ids if t in finished]
+        num_attempts = reader.num_events("dispatched")
+        went_back, ended = _lives(reader)
+    finished = {(r.ticket_id, r.attempt): r for r in rows if r.failure_kind is None}
+    live = [b for b in batches if b.state != "rolled_back"]
     staleness = _staleness(batches, finished)
+    failed = [r for r in rows if r.failure_kind not in (None, FailureKind.CANCELLED)]
     return AuditReport(
         run_dir=str(run_dir),
         ended=ended,
         num_tickets=len(tickets),
         trained=sum(t.state == "trained" for t in tickets.values()),
-        retried=sum(t.attempt > 0 for t in tickets.values()),
+        retried=len({r.ticket_id for r in failed if r.attempt < tickets[r.ticket_id].attempt}),
+        rolled_back=sum(t.rolled_back > 0 for t in tickets.values()),
         lost=_lost(tickets.values()),
         dropped=_reasons(tickets.values(), "dropped"),
         aborted=_reasons(tickets.values(), "aborted"),
-        undone=sum(t.state == "undone" for t in tickets.values()),
         open=sum(t.state in OPEN_STATES for t in tickets.values()),
-        failures=dict(Counter(r.failure_kind for r in rows if r.failure_kind is not None)),
+        attempts=num_attempts,
+        unrecorded=num_attempts - len(rows),
+        failures=dict(Counter(str(r.failure_kind) for r in failed)),
         batches=sum(b.state == "trained" for b in batches),
+        batches_rolled_back=sum(b.state == "rolled_back" for b in batches),
+        went_back=went_back,
         staleness_bound=bound,
         max_staleness=max((s for _, s in staleness), default=None),
         staleness=dict(sorted(Counter(s for _, s in staleness).items())),
-        length_bias=_length_bias(list(finished.values()), trained),
+        length_bias=_length_bias(rows, [finished[a] for a in _members(live) if a in finished]),
         violations=(
             *_too_stale(staleness, bound),
+            *_wrong_batches(live),
             *_wrongly_trained(live, tickets, finished),
+            *_out_of_lineage(live, finished),
             *_unaccounted(tickets.values(), live, ended is not None),
+            *_missing_groups(tickets.values()),
         ),
     )
 
@@ -118,22 +150,31 @@ def staleness_bound(config: Mapping[str, object]) -> int:
     return int(str(config.get("max_staleness", 1)))
 
 
-def _end(reader: JournalReader) -> str | None:
-    """Return the reason of the last end that no resume followed."""
-    resumes = [e.seq for e in reader.events(kind="resumed")]
-    stops = reader.events(kind="StopRun", after_seq=max(resumes, default=0))
-    return str(json.loads(stops[-1].payload)["reason"]) if stops else None
+def _lives(reader: JournalReader) -> tuple[tuple[str, ...], str | None]:
+    """Return each going back, and the reason of the last end that nothing followed."""
+    back = reader.events(kind=ROLLED_BACK)
+    stops = reader.events(kind="StopRun", after_seq=max((e.seq for e in back), default=0))
+    ended = str(json.loads(stops[-1].payload)["reason"]) if stops else None
+    reasons = [str(json.loads(e.payload)["reason"]) for e in back]
+    versions = [e.policy_version for e in back]
+    pairs = zip(versions, reasons, strict=True)
+    return tuple(f"to version {v}: {why}" for v, why in pairs), ended
+
+
+def _members(batches: Iterable[BatchRow]) -> Iterator[Attempt]:
+    for batch in batches:
+        yield from zip(batch.ticket_ids, batch.attempts, strict=True)
 
 
 def _staleness(
-    batches: Iterable[BatchRow], finished: Mapping[str, TrajectoryRow]
+    batches: Iterable[BatchRow], finished: Mapping[Attempt, TrajectoryRow]
 ) -> list[tuple[str, int]]:
     """Return ticket and staleness of all that was ever trained on."""
     return [
-        (t, b.batch - finished[t].oldest_version)
+        (member[0], b.batch - finished[member].oldest_version)
         for b in batches
-        for t in b.ticket_ids
-        if t in finished
+        for member in _members([b])
+        if member in finished
     ]
 
 
@@ -141,22 +182,41 @@ def _too_stale(staleness: Iterable[tuple[str, int]], bound: int) -> list[str]:
     return [f"{t} was trained at staleness {s}, above {bound}" for t, s in staleness if s > bound]
 
 
+def _wrong_batches(live: Sequence[BatchRow]) -> list[str]:
+    """Every version comes of one batch, and none is left out."""
+    times = Counter(b.batch for b in live)
+    found = [f"batch {b} was trained {n} times" for b, n in sorted(times.items()) if n > 1]
+    return found + [f"batch {b} is missing" for b in range(max(times, default=0)) if b not in times]
+
+
 def _wrongly_trained(
     live: Sequence[BatchRow],
     tickets: Mapping[str, TicketRow],
-    finished: Mapping[str, TrajectoryRow],
+    finished: Mapping[Attempt, TrajectoryRow],
 ) -> list[str]:
     times = Counter(t for b in live for t in b.ticket_ids)
     problems = [f"{t} was trained {n} times" for t, n in times.items() if n > 1]
-    for ticket_id in times:
+    for ticket_id, attempt in dict.fromkeys(_members(live)):
         ticket = tickets.get(ticket_id)
         if ticket is None:
             problems.append(f"{ticket_id} was trained and never dispatched")
         elif ticket.state not in ("training", "trained"):
             problems.append(f"{ticket_id} was trained and is also {ticket.state}: {ticket.reason}")
-        if ticket_id not in finished:
+        if (ticket_id, attempt) not in finished:
             problems.append(f"{ticket_id} was trained and has no finished trajectory")
     return problems
+
+
+def _out_of_lineage(
+    live: Sequence[BatchRow], finished: Mapping[Attempt, TrajectoryRow]
+) -> list[str]:
+    """What weights of a lost life generated may not be trained in a later one."""
+    return [
+        f"{member[0]} was trained on what versions generated that had been undone"
+        for b in live
+        for member in _members([b])
+        if member in finished and finished[member].life != b.life
+    ]
 
 
 def _unaccounted(
@@ -177,6 +237,15 @@ def _unaccounted(
     return problems
 
 
+def _missing_groups(tickets: Iterable[TicketRow]) -> list[str]:
+    known = {ordinal(t.group_id) for t in tickets}
+    missing = [i for i in range(max(known, default=-1) + 1) if i not in known]
+    if not missing:
+        return []
+    which = ", ".join(f"g{i:07d}" for i in missing[:3]) + (", ..." if len(missing) > 3 else "")
+    return [f"{len(missing)} groups were begun and are not in the journal: {which}"]
+
+
 def _lost(tickets: Iterable[TicketRow]) -> dict[str, int]:
     # A reason reads "kind: message", and messages may be as many as tickets.
     kinds = Counter(t.reason.partition(":")[0] for t in tickets if t.state == "lost")
@@ -187,8 +256,16 @@ def _reasons(tickets: Iterable[TicketRow], state: str) -> dict[str, int]:
     return dict(Counter(t.reason for t in tickets if t.state == state).most_common())
 
 
-def _length_bias(finished: Sequence[TrajectoryRow], trained: Sequence[TrajectoryRow]) -> LengthBias:
+def _length_bias(rows: Sequence[TrajectoryRow], trained: Sequence[TrajectoryRow]) -> LengthBias:
+    finished = [r for r in rows if r.failure_kind is None]
+    longest: dict[str, TrajectoryRow] = {}
+    for row in rows:
+        if row.ticket_id not in longest or row.num_tokens > longest[row.ticket_id].num_tokens:
+            longest[row.ticket_id] = row
+    dispatched = list(longest.values())
     return LengthBias(
+        dispatched_tokens_mean=_mean([r.num_tokens for r in dispatched]),
+        dispatched_turns_mean=_mean([r.num_turns for r in dispatched]),
         finished_tokens_mean=_mean([r.num_tokens for r in finished]),
         finished_turns_mean=_mean([r.num_turns for r in finished]),
         trained_tokens_mean=_mean([r.num_tokens for r in trained]),

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from rollart_core.types import Failure, FailureKind, Ticket
+from rollart_core.types import Failure, FailureKind, Task, Ticket
 
 DropReason = Literal["too_small", "filtered", "too_stale", "stopped"]
 """Why a whole group is not trained; ``stopped``: the run ended before it could be."""
 
 StopKind = Literal["done", "requested", "failures"]
+
+REDUNDANT = "redundant"
+"""Why a member is aborted when enough of its siblings have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class SchedulePolicy:
     groups_per_batch: int
     group_size: int
     max_concurrent: int
+    redundant: int = 0
+    """Members a group begins with beyond ``group_size``; the last to finish are aborted."""
     mode: Literal["sync", "async"] = "async"
     min_group_size: int = 1
     max_staleness: int = 1
@@ -45,13 +50,19 @@ class SchedulePolicy:
             self.min_group_size,
             self.failure_window,
         )
-        if min(at_least_one) < 1 or min(self.max_staleness, self.max_retries) < 0:
+        not_negative = (self.max_staleness, self.max_retries, self.redundant)
+        if min(at_least_one) < 1 or min(not_negative) < 0:
             raise ValueError(f"a schedule needs positive sizes and bounds of 0 or more: {self}")
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"min_group_size {self.min_group_size} is above group_size {self.group_size}; "
                 "no group would ever be large enough"
             )
+
+    @property
+    def num_members(self) -> int:
+        """Members that a group begins with."""
+        return self.group_size + self.redundant
 
     @property
     def staleness_bound(self) -> int:
@@ -65,12 +76,25 @@ class SchedulePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturningGroup:
+    """A group of an earlier life of the run, open or rolled back: it comes again as itself."""
+
+    group_id: str
+    ordinal: int
+    task: Task
+    attempts: tuple[int, ...] = ()
+    """By index: the next attempt of each member; 0 for those that are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunStarted:
     """Engines and trainer are up and both hold ``policy_version``."""
 
     policy_version: int = 0
     next_ordinal: int = 0
     """Number of the first group; above all numbers an earlier part of the run gave out."""
+    returning: tuple[ReturningGroup, ...] = ()
+    """Groups that come before any new one, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +203,7 @@ class CompleteGroup:
 
     group_id: str
     lost: tuple[int, ...] = ()
-    """Indices of the members that failed for good."""
+    """Indices of the members that failed for good, or were not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +263,14 @@ class Snapshot:
     """Tickets."""
     aborted: int
     """Tickets."""
+    redundant: int
+    """Tickets that were not needed; the dispatched ones of them count as aborted too."""
     trained: int
     """Tickets."""
     dropped: Mapping[DropReason, int]
     """Groups."""
     requeued: int
     """Tasks."""
+    returned: int
+    """Groups of an earlier life that were admitted again."""
     batches: int

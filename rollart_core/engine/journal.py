@@ -95,8 +95,9 @@ class Journal:
         # Worked out here, so that a batch in the queue does not hold on to its tokens.
         ids = tuple(g.group_id for g in groups)
         staleness = tuple(policy_version - g.oldest_version for g in groups)
-        tickets = tuple(t.ticket.ticket_id for g in groups for t in g.trajectories)
-        self._put(lambda store: store.batch_taken(now, policy_version, ids, staleness, tickets))
+        tickets = [t.ticket for g in groups for t in g.trajectories]
+        attempts = {t.ticket_id: t.attempt for t in tickets}
+        self._put(lambda store: store.batch_taken(now, policy_version, ids, staleness, attempts))
 
     def batch_trained(self, policy_version: int) -> None:
         """The batch taken at ``policy_version`` is trained and its weights are published."""
@@ -119,14 +120,15 @@ class Journal:
         now, content = time.time(), dict(payload or {})
         self._put(lambda store: store.event(now, kind, content, policy_version=policy_version))
 
-    def resumed(self, policy_version: int) -> None:
-        """The run goes on from the checkpoint of ``policy_version``.
+    def rolled_back(self, policy_version: int, reason: str) -> None:
+        """A new life of the run begins, from the checkpoint of ``policy_version``.
 
-        Batches from that version on are marked undone with their tickets, and so is every ticket
-        that was open: their tasks come again as fresh tickets.
+        Batches from that version on are marked rolled back, and their groups queued to be done
+        again, as is every group that was open, or that was dropped because the run was stopped:
+        as themselves, with the same ids and higher attempts.
         """
         now = time.time()
-        self._put(lambda store: store.resumed(now, policy_version))
+        self._put(lambda store: store.rolled_back(now, policy_version, reason))
 
     # Certainty
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from rollart_core.engine.events import ReturningGroup
 from rollart_core.engine.shards import FOLDER, read_shard, unpack
 from rollart_core.engine.tables import (
     FILE,
@@ -25,9 +27,10 @@ from rollart_core.engine.tables import (
     TrajectoryRow,
 )
 from rollart_core.errors import JournalError
-from rollart_core.types import Trajectory
+from rollart_core.types import Task, Trajectory
 
 _Row = TypeVar("_Row", TicketRow, EventRow, MetricRow)
+_SUCCESS = [f.name for f in fields(TrajectoryRow)].index("success")
 
 
 class JournalReader:
@@ -64,6 +67,15 @@ class JournalReader:
         """Close it; may be called twice."""
         self._db.close()
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See one moment of the journal for as long as the block lasts."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
     def meta(self) -> dict[str, str]:
         """Return ``schema_version``, ``config`` (JSON) and ``config_hash``."""
         return dict(self._db.execute("SELECT key, value FROM meta"))
@@ -77,16 +89,16 @@ class JournalReader:
         return self._rows(TicketRow, "SELECT * FROM tickets ORDER BY rowid")
 
     def batches(self) -> list[BatchRow]:
-        """Return all batches, in the order taken; undone ones too."""
+        """Return all batches, in the order taken; those rolled back too."""
         rows = self._db.execute("SELECT * FROM batches ORDER BY seq")
-        return [BatchRow(*r[:4], *(tuple(json.loads(x)) for x in r[4:])) for r in rows]
+        return [BatchRow(*(_values(column) for column in row)) for row in rows]
 
     def events(
         self, *, kind: str | None = None, after_seq: int = 0, limit: int = -1
     ) -> list[EventRow]:
         """Return events after ``after_seq``, in order, at most ``limit`` (-1: all).
 
-        Kinds are ``dispatched``, ``finished``, ``failed``, ``batch_trained``, ``resumed``, the
+        Kinds are ``dispatched``, ``finished``, ``failed``, ``batch_trained``, ``rolled_back``, the
         names of the scheduler's deciding actions, and whatever :meth:`Journal.event` was told.
         """
         query = (
@@ -94,20 +106,64 @@ class JournalReader:
         )
         return self._rows(EventRow, query, after_seq, kind, kind, limit)
 
+    def num_events(self, kind: str) -> int:
+        """Return how many events of a kind there are."""
+        (n,) = self._db.execute("SELECT count(*) FROM events WHERE kind = ?", (kind,)).fetchone()
+        return int(n)
+
     def trajectory_rows(self, *, after_seq: int = 0, limit: int = -1) -> list[TrajectoryRow]:
         """Return the summaries of trajectories after ``after_seq``, in order."""
         query = "SELECT * FROM trajectories WHERE seq > ? ORDER BY seq LIMIT ?"
         return [_trajectory_row(r) for r in self._db.execute(query, (after_seq, limit))]
 
-    def metrics(self, name: str | None = None) -> list[MetricRow]:
-        """Return all metrics, or those of one name, by train_step."""
-        query = "SELECT * FROM metrics WHERE ? IS NULL OR name = ? ORDER BY train_step, rowid"
-        return self._rows(MetricRow, query, name, name)
+    def metrics(self, name: str | None = None, *, rolled_back: bool = False) -> list[MetricRow]:
+        """Return all metrics, or those of one name, by train_step.
+
+        Args:
+            name: Which.
+            rolled_back: Also those of train_steps that were undone.
+        """
+        query = (
+            "SELECT * FROM metrics WHERE (? IS NULL OR name = ?) AND rolled_back <= ?"
+            " ORDER BY train_step, rowid"
+        )
+        return self._rows(MetricRow, query, name, name, rolled_back)
+
+    def returning(self) -> list[ReturningGroup]:
+        """Return the groups that wait to be done again, the oldest first."""
+        query = (
+            "SELECT group_id, task, idx, attempt FROM tickets WHERE state = 'queued'"
+            " ORDER BY group_id, idx"
+        )
+        groups: dict[str, tuple[str, dict[int, int]]] = {}
+        for group_id, task, index, attempt in self._db.execute(query):
+            groups.setdefault(group_id, (task, {}))[1][index] = attempt + 1
+        return [_returning(name, task, nexts) for name, (task, nexts) in groups.items()]
+
+    def group_ids(self) -> set[str]:
+        """Return the ids of all groups that were ever begun."""
+        return {name for (name,) in self._db.execute("SELECT DISTINCT group_id FROM tickets")}
+
+    def source_history(self) -> Iterator[tuple[str, Task, bool]]:
+        """Yield what was done with the task source: group id, task, and whether it was put back.
+
+        A group's first dispatch is the moment its task was taken.
+        """
+        query = (
+            "SELECT t.group_id, t.task, e.kind = 'DropGroup' FROM events e JOIN tickets t ON"
+            " t.ticket_id = CASE e.kind WHEN 'DropGroup'"
+            " THEN json_extract(e.payload, '$.group_id') || '.0' ELSE e.ticket_id END"
+            " WHERE (e.kind = 'dispatched' AND e.attempt = 0 AND t.idx = 0)"
+            " OR (e.kind = 'DropGroup' AND json_extract(e.payload, '$.requeued'))"
+            " ORDER BY e.seq"
+        )
+        for group_id, task, put_back in self._db.execute(query):
+            yield group_id, Task(*json.loads(task)), bool(put_back)
 
     def next_ordinal(self) -> int:
         """Return the number of the first group that was never dispatched."""
         (last,) = self._db.execute("SELECT max(group_id) FROM tickets").fetchone()
-        return int(last.removeprefix("g")) + 1 if last else 0
+        return ordinal(last) + 1 if last else 0
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Yield every trajectory once: those on shards, then those the journal still holds."""
@@ -143,9 +199,27 @@ def read_trajectories(run_dir: Path) -> Iterator[Trajectory]:
         yield from reader.trajectories()
 
 
+def ordinal(group_id: str) -> int:
+    """Return the number in a group's id."""
+    return int(group_id.removeprefix("g"))
+
+
+def _values(column: Any) -> Any:
+    """Return a list kept as JSON as a tuple, and anything else as it is."""
+    return tuple(json.loads(column)) if str(column).startswith("[") else column
+
+
+def _returning(group_id: str, task: str, next_attempts: Mapping[int, int]) -> ReturningGroup:
+    size = max(next_attempts) + 1
+    attempts = tuple(next_attempts.get(i, 0) for i in range(size))
+    return ReturningGroup(group_id, ordinal(group_id), Task(*json.loads(task)), attempts)
+
+
 def _trajectory_row(columns: tuple[Any, ...]) -> TrajectoryRow:
-    row = TrajectoryRow(*columns)
-    return row if row.success is None else replace(row, success=bool(row.success))
+    success = columns[_SUCCESS]
+    if success is not None:
+        columns = (*columns[:_SUCCESS], bool(success), *columns[_SUCCESS + 1 :])
+    return TrajectoryRow(*columns)
 
 
 def _open(path: Path) -> sqlite3.Connection:

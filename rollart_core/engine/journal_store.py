@@ -24,7 +24,14 @@ from rollart_core.engine.shards import (
     pack,
     unpack,
 )
-from rollart_core.engine.tables import FILE, OPEN_STATES, SCHEMA, SCHEMA_VERSION
+from rollart_core.engine.tables import (
+    FILE,
+    OPEN_STATES,
+    ROLLED_BACK,
+    SCHEMA,
+    SCHEMA_VERSION,
+    STOPPED,
+)
 from rollart_core.types import Ticket, Trajectory
 
 LOCK_TIMEOUT_S = 10.0
@@ -46,6 +53,7 @@ class JournalStore:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.executescript(SCHEMA)
             self._write_meta(config)
+            self._life = self._num_lives()
             self._shards = ShardWriter(
                 run_dir / FOLDER, rows_per_shard=rows_per_shard, next_number=self._next_shard()
             )
@@ -81,10 +89,11 @@ class JournalStore:
         """An attempt begins."""
         task = ticket.task
         self._db.execute(
-            "INSERT INTO tickets (ticket_id, group_id, idx, task, state, attempt, start_version)"
-            " VALUES (?, ?, ?, ?, 'running', ?, ?) ON CONFLICT (ticket_id) DO UPDATE SET"
-            " state = 'running', attempt = excluded.attempt,"
-            " start_version = excluded.start_version",
+            "INSERT INTO tickets"
+            " (ticket_id, group_id, idx, task, state, attempt, start_version, life)"
+            " VALUES (?, ?, ?, ?, 'running', ?, ?, ?) ON CONFLICT (ticket_id) DO UPDATE SET"
+            " state = 'running', attempt = excluded.attempt, reason = '',"
+            " start_version = excluded.start_version, life = excluded.life",
             (
                 ticket.ticket_id,
                 ticket.group_id,
@@ -92,6 +101,7 @@ class JournalStore:
                 json.dumps([task.env_id, task.split, task.index, task.seed]),
                 ticket.attempt,
                 start_version,
+                self._life,
             ),
         )
         self._event(time_s, "dispatched", ticket, start_version)
@@ -127,7 +137,7 @@ class JournalStore:
             case DropGroup(group_id, reason):
                 self._db.execute(
                     "UPDATE tickets SET state = 'dropped', reason = ?"
-                    " WHERE group_id = ? AND state IN ('finished', 'failed')",
+                    " WHERE group_id = ? AND state IN ('queued', 'finished', 'failed')",
                     (reason, group_id),
                 )
         fields = asdict(action)
@@ -139,17 +149,19 @@ class JournalStore:
         batch: int,
         group_ids: Sequence[str],
         staleness: Sequence[int],
-        ticket_ids: Sequence[str],
+        attempts: Mapping[str, int],
     ) -> None:
-        """The trainer begins a batch."""
+        """The trainer begins a batch of these attempts, by ticket id."""
+        columns = (group_ids, staleness, list(attempts), list(attempts.values()))
         self._db.execute(
-            "INSERT INTO batches (time_s, batch, state, group_ids, staleness, ticket_ids)"
-            " VALUES (?, ?, 'taken', ?, ?, ?)",
-            (time_s, batch, *map(json.dumps, (group_ids, staleness, ticket_ids))),
+            "INSERT INTO batches"
+            " (time_s, batch, state, group_ids, staleness, ticket_ids, attempts, life)"
+            " VALUES (?, ?, 'taken', ?, ?, ?, ?, ?)",
+            (time_s, batch, *map(json.dumps, columns), self._life),
         )
         self._db.executemany(
             "UPDATE tickets SET state = 'training', batch = ? WHERE ticket_id = ?",
-            [(batch, t) for t in ticket_ids],
+            [(batch, t) for t in attempts],
         )
 
     def batch_trained(self, time_s: float, batch: int) -> None:
@@ -164,7 +176,7 @@ class JournalStore:
 
     def metrics(self, rows: Iterable[tuple[int, int, str, float]]) -> None:
         """Keep (train_step, policy_version, name, value) rows; SQLite stores NaN as NULL."""
-        self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?)", rows)
+        self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, 0)", rows)
 
     def event(
         self,
@@ -177,20 +189,36 @@ class JournalStore:
         """Keep an event of the run as a whole."""
         self._insert_event(time_s, kind, None, payload, policy_version=policy_version)
 
-    def resumed(self, time_s: float, policy_version: int) -> None:
-        """The run goes on from the checkpoint of ``policy_version``."""
-        reason = f"resumed from version {policy_version}"
+    def rolled_back(self, time_s: float, policy_version: int, reason: str) -> None:
+        """The run goes on from the checkpoint of ``policy_version``; see :meth:`Journal`."""
+        self._life += 1
+        db, version = self._db, (policy_version,)
+        # A checkpoint is proof that the batches before it were trained.
+        db.execute(
+            "UPDATE batches SET state = 'trained' WHERE state = 'taken' AND batch < ?", version
+        )
+        db.execute(
+            "UPDATE tickets SET state = 'trained' WHERE state = 'training' AND batch < ?", version
+        )
+        self._queue_again(policy_version, f"back to version {policy_version}: {clean_text(reason)}")
+        db.execute("UPDATE batches SET state = 'rolled_back' WHERE batch >= ?", version)
+        db.execute("UPDATE metrics SET rolled_back = 1 WHERE policy_version >= ?", version)
+        payload = {"reason": clean_text(reason), "life": self._life}
+        self.event(time_s, ROLLED_BACK, payload, policy_version=policy_version)
+
+    def _queue_again(self, policy_version: int, reason: str) -> None:
+        """Queue all tickets of the groups that were open, undone, or given up by a stop."""
         marks = ", ".join("?" * len(OPEN_STATES))
-        self._db.execute(
-            "UPDATE tickets SET state = 'undone', reason = ?"
-            f" WHERE (state = 'trained' AND batch >= ?) OR state IN ({marks})",
-            (reason, policy_version, *OPEN_STATES),
+        groups = self._db.execute(
+            "SELECT DISTINCT group_id FROM tickets"
+            f" WHERE state IN ({marks}) OR reason = ? OR (state = 'trained' AND batch >= ?)",
+            (*OPEN_STATES, STOPPED, policy_version),
+        ).fetchall()
+        self._db.executemany(
+            "UPDATE tickets SET rolled_back = rolled_back + (batch IS NOT NULL), batch = NULL,"
+            " state = 'queued', reason = ? WHERE group_id = ?",
+            [(reason, group_id) for (group_id,) in groups],
         )
-        self._db.execute(
-            "UPDATE batches SET state = 'undone' WHERE batch >= ?",
-            (policy_version,),
-        )
-        self.event(time_s, "resumed", {}, policy_version=policy_version)
 
     # Parts of the above
 
@@ -228,8 +256,8 @@ class JournalStore:
         cursor = self._db.execute(
             "INSERT INTO trajectories (time_s, ticket_id, attempt, group_id, status, reward,"
             " score, success, num_tokens, num_loss_tokens, num_turns, oldest_version,"
-            " start_version, wall_s, failure_kind, failure_boundary, failure_message)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " start_version, wall_s, failure_kind, failure_boundary, failure_message, life)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 time_s,
                 trajectory.ticket.ticket_id,
@@ -248,10 +276,16 @@ class JournalStore:
                 failure.kind.value if failure else None,
                 failure.boundary if failure else None,
                 clean_text(failure.message) if failure else None,
+                self._life,
             ),
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
+
+    def _num_lives(self) -> int:
+        query = "SELECT count(*) FROM events WHERE kind = ?"
+        (n,) = self._db.execute(query, (ROLLED_BACK,)).fetchone()
+        return int(n)
 
     def _write_meta(self, config: Mapping[str, object]) -> None:
         text = json.dumps(config, sort_keys=True, default=str)

@@ -6,57 +6,62 @@ tracker that raises is switched off with a message; a journal that cannot write 
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.tracker import Tracker
+from rollart_core.engine.checkpoints import CallTrainer, Checkpoints
 from rollart_core.engine.controller import BatchRecord
-from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, Snapshot, StopRun
+from rollart_core.engine.events import (
+    AbortEpisode,
+    DropGroup,
+    LoseTicket,
+    ReturningGroup,
+    RunStarted,
+    Snapshot,
+    StopRun,
+)
 from rollart_core.engine.journal import Journal
-from rollart_core.engine.metrics import components_mean, rollout_metrics, staleness_histogram
+from rollart_core.engine.journal_reader import JournalReader, ordinal
+from rollart_core.engine.metrics import (
+    components_mean,
+    env_metrics,
+    rollout_metrics,
+    staleness_histogram,
+)
 from rollart_core.engine.observer import RunObserver
 from rollart_core.engine.run_dir import RunState, checkpoint_folder
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.engine.swaps import SwapLedger
+from rollart_core.engine.tasks import TaskSourceState
+from rollart_core.engine.totals import BatchTotals, Totals
 from rollart_core.errors import first_line
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.types import Group, Task, Ticket, Trajectory
 
 
+class StatefulTasks(Protocol):
+    """A task source, as far as a checkpoint is concerned."""
+
+    def state(self) -> TaskSourceState:
+        """Return where it stands."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
     """What a checkpoint is made of."""
 
-    trainer: Callable[..., Awaitable[Any]]
-    """Calls a method of the trainer by name."""
-    source: TaskSource
-    resumed: RunState | None
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Sums over the RL phase."""
-
-    began: float = 0.0
+    trainer: CallTrainer
+    source: StatefulTasks
     wall_s: float = 0.0
-    tokens: int = 0
-    generated: int = 0
-    trained_tokens: int = 0
-    train_steps: int = 0
-    batches: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    staleness: Counter[int] = field(default_factory=Counter)
-    finished: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Trajectories, their tokens, their turns: all that finished."""
-    trained: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """The same of those that were trained."""
-    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    """Seconds of the RL phase before this process."""
+    num_requeued: int = 0
+    """Tasks put back into the source before this process."""
 
 
 class RunRecorder:
@@ -65,36 +70,88 @@ class RunRecorder:
     def __init__(self, run: ResolvedRun, run_dir: Path, observer: RunObserver) -> None:
         """Describe it; ``start`` opens files."""
         self._run = run
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._observer = observer
         self._journal: Journal | None = None
+        keep = run.config.checkpoint.keep
+        self.checkpoints = Checkpoints(run_dir, keep, observer.message)
         self._trackers: list[Tracker] = []
         self._plan: CheckpointPlan | None = None
-        self._totals = _Totals()
+        self._totals = Totals()
         self._open: dict[str, Task] = {}
-        self._swaps: list[WeightSwap] = []
+        self._next_ordinal = 0
+        self._num_requeued = 0
+        self._saved_version = -1
+        self._train_step = 0
+        self._swaps = SwapLedger()
+        self.gauges: Callable[[], Mapping[str, float]] = dict
+        """What parts there are and what they have to do, for the metrics."""
 
     def start(self) -> None:
         """Open the journal, start the trackers, tell the hooks."""
         config = self._run.as_dict()
-        self._journal = Journal(self._run_dir, config)
+        self._journal = Journal(self.run_dir, config)
         for plugin in self._run.trackers:
             tracker: Tracker = plugin.build()
             self._trackers.append(tracker)
-            self._guard(tracker, "start", self._run_dir, config)
-        plugins().observe("rollart_run_started", run_dir=self._run_dir, config=config)
+            self._guard(tracker, "start", self.run_dir, config)
+        plugins().observe("rollart_run_started", run_dir=self.run_dir, config=config)
 
     def begin_training(self, plan: CheckpointPlan) -> None:
         """The RL phase begins."""
         self._plan = plan
-        self._totals = _Totals(began=time.perf_counter())
-        if plan.resumed is not None:
-            self._log.resumed(plan.resumed.policy_version)
+        self._totals = Totals(began=time.perf_counter())
+        self._num_requeued = plan.num_requeued
 
-    def end_training(self, snapshot: Snapshot) -> None:
-        """The RL phase is over."""
-        self._totals.wall_s = time.perf_counter() - self._totals.began
-        self._totals.scheduler = asdict(snapshot)
+    def end_life(self, snapshot: Snapshot) -> None:
+        """A life of the RL phase is over, and the phase with its last one."""
+        self._totals.end_life(snapshot)
+
+    async def go_back(self, state: RunState, reason: str) -> RunStarted:
+        """Begin a new life at a checkpoint: a resume, or a trainer that was lost.
+
+        Args:
+            state: Of the checkpoint, whose weights the trainer holds.
+            reason: Why.
+
+        Returns:
+            What the scheduler begins with.
+        """
+        version = state.policy_version
+        self._log.rolled_back(version, reason)
+        self._totals.roll_back(version)
+        self._open = {}
+        self._swaps.begin_again()
+        self._saved_version, self._train_step = version, state.train_step
+        await asyncio.to_thread(self._log.flush)
+        started = await asyncio.to_thread(self._comeback, state)
+        self._next_ordinal = started.next_ordinal
+        self._open = {g.group_id: g.task for g in started.returning}
+        return started
+
+    async def checkpoint(self, policy_version: int) -> None:
+        """Take a checkpoint, unless there is one of this version."""
+        if policy_version == self._saved_version:
+            return
+        plan, totals = self._plan, self._totals
+        assert plan is not None
+        state = RunState(
+            policy_version=policy_version,
+            train_step=self._train_step,
+            task_source=plan.source.state(),
+            next_ordinal=self._next_ordinal,
+            num_requeued=self._num_requeued,
+            open_groups=dict(self._open),
+            train_wall_s=plan.wall_s + time.perf_counter() - totals.began,
+        )
+        folder = checkpoint_folder(self.run_dir, policy_version)
+        await plan.trainer(
+            "save", str(folder), policy_version=policy_version, train_step=self._train_step
+        )
+        # What a checkpoint builds on is in the journal before the checkpoint counts as one.
+        await asyncio.to_thread(self._log.flush)
+        await self.checkpoints.finish(state)
+        self._saved_version = policy_version
 
     def close(self, report: Mapping[str, object]) -> None:
         """Flush and close everything, and tell the hooks."""
@@ -104,7 +161,11 @@ class RunRecorder:
             if self._journal is not None:
                 self._journal.close()
         finally:
-            plugins().observe("rollart_run_finished", run_dir=self._run_dir, report=report)
+            plugins().observe("rollart_run_finished", run_dir=self.run_dir, report=report)
+
+    def tell(self, text: str) -> None:
+        """Say something to whoever watches."""
+        self._observer.message(text)
 
     def event(self, kind: str, payload: Mapping[str, object]) -> None:
         """Keep anything else that happened; ``payload`` is plain JSON."""
@@ -115,6 +176,7 @@ class RunRecorder:
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
         """An attempt begins."""
         self._open[ticket.group_id] = ticket.task
+        self._next_ordinal = max(self._next_ordinal, ordinal(ticket.group_id) + 1)
         self._log.dispatched(ticket, start_version)
 
     def ended(self, trajectory: Trajectory) -> None:
@@ -124,14 +186,13 @@ class RunRecorder:
         if trajectory.failure is not None:
             self._totals.failures[trajectory.failure.kind.value] += 1
             return
-        self._totals.tokens += trajectory.num_tokens
-        self._totals.generated += trajectory.num_loss_tokens
-        _add(self._totals.finished, trajectory)
+        self._totals.finish(trajectory)
 
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
         """The scheduler gave something up."""
         if isinstance(action, DropGroup):
             self._open.pop(action.group_id, None)
+            self._num_requeued += action.requeued
         self._log.decided(action)
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
@@ -142,43 +203,33 @@ class RunRecorder:
 
     def swapped(self, swaps: Sequence[WeightSwap]) -> None:
         """All engines hold a new version."""
-        self._swaps.extend(swaps)
+        self._swaps.add(swaps)
 
     async def batch_trained(self, record: BatchRecord) -> None:
         """Keep a batch's metrics, and take a checkpoint when one is due."""
-        totals = self._totals
         members = [t for g in record.groups for t in g.trajectories]
-        for trajectory in members:
-            totals.trained_tokens += trajectory.num_tokens
-            _add(totals.trained, trajectory)
-        totals.staleness += staleness_histogram(record.groups, record.policy_version)
-        totals.batches += 1
-        totals.train_steps += len(record.train_steps)
+        staleness = staleness_histogram(record.groups, record.policy_version)
+        self._totals.by_batch[record.policy_version] = BatchTotals.of(
+            members, staleness, len(record.train_steps)
+        )
         shared = self._batch_metrics(record)
         self._log.batch_trained(record.policy_version)
         for report in record.train_steps:
             metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
             self._keep(report.train_step, record.policy_version, metrics)
+            self._train_step = report.train_step
         self._show(shared, record)
-        if record.publication.policy_version % self._run.config.checkpoint.every_batches == 0:
-            await self._checkpoint(record)
+        version = record.publication.policy_version
+        if version % self._run.config.checkpoint.every_batches == 0:
+            await self.checkpoint(version)
 
     def totals(self) -> dict[str, Any]:
         """Return what the report says of the RL phase."""
-        totals = self._totals
-        wall_s = max(totals.wall_s, 1e-9)
-        return {
-            "train_steps": totals.train_steps,
-            "batches": totals.batches,
-            "train_wall_s": totals.wall_s,
-            "tokens_per_s": totals.tokens / wall_s,
-            "generated_tokens_per_s": totals.generated / wall_s,
-            "trained_tokens_per_s": totals.trained_tokens / wall_s,
-            "staleness": {str(k): totals.staleness[k] for k in sorted(totals.staleness)},
-            "failures": dict(totals.failures),
-            "scheduler": totals.scheduler,
-            "length_bias": _length_bias(totals),
-        }
+        return {**self._totals.as_dict(), "weights": self._swaps.totals()}
+
+    def totals_by_env(self) -> dict[str, dict[str, int]]:
+        """Return finished and trained trajectories of each environment."""
+        return self._totals.by_env()
 
     # Parts of the above
 
@@ -189,14 +240,14 @@ class RunRecorder:
 
     def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
         members = [t for g in record.groups for t in g.trajectories]
-        swaps, self._swaps = self._swaps, []
         return {
             **rollout_metrics(record.groups, record.policy_version),
             **components_mean(members),
+            **(env_metrics(members) if len(self._run.envs) > 1 else {}),
+            **self.gauges(),
             "time/train_s": record.train_s,
             "time/trainer_waited_s": record.waited_s,
-            "time/publish_s": record.publication.publish_s,
-            "time/swap_stall_s": sum(s.stall_s for s in swaps),
+            **self._swaps.batch_metrics(record.publication),
             "time/wall_s": time.perf_counter() - self._totals.began,
         }
 
@@ -216,11 +267,11 @@ class RunRecorder:
     def _show(self, shared: Mapping[str, float], record: BatchRecord) -> None:
         stop, totals = self._run.config.stop, self._totals
         wall_s = time.perf_counter() - totals.began
-        done = [totals.batches / stop.batches] if stop.batches else []
+        done = [totals.num_batches / stop.batches] if stop.batches else []
         done += [wall_s / stop.wall_s] if stop.wall_s else []
         last = record.train_steps[-1].metrics if record.train_steps else {}
         line: dict[str, float | str] = {
-            "batch": totals.batches,
+            "batch": totals.num_batches,
             "success": shared["rollout/success_mean"],
             "score": shared["rollout/score_mean"],
             "reward": shared["rollout/reward_mean"],
@@ -233,22 +284,17 @@ class RunRecorder:
         line.update({k: last[k] for k in ("entropy", "grad_norm") if k in last})
         self._observer.progress(min(1.0, max(done)), line)
 
-    async def _checkpoint(self, record: BatchRecord) -> None:
-        plan = self._plan
-        assert plan is not None
-        version = record.publication.policy_version
-        folder = checkpoint_folder(self._run_dir, version)
-        step = record.train_steps[-1].train_step if record.train_steps else 0
-        source = plan.source.state()
-        open_tasks = tuple(self._open.values())
-        await plan.trainer("save", str(folder), policy_version=version, train_step=step)
-        resumed_s = plan.resumed.train_wall_s if plan.resumed else 0.0
-        wall_s = resumed_s + time.perf_counter() - self._totals.began
-        state = RunState(version, step, source, open_tasks, wall_s)
-        state.write(folder)
-        keep = self._run.config.checkpoint.keep
-        for old in sorted((self._run_dir / "checkpoints").glob("v*"))[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+    def _comeback(self, state: RunState) -> RunStarted:
+        """Read from the journal which groups come again."""
+        with JournalReader(self.run_dir) as journal:
+            returning = {g.group_id: g for g in journal.returning()}
+            known = journal.group_ids()
+            next_ordinal = max(journal.next_ordinal(), state.next_ordinal)
+        for group_id, task in state.open_groups.items():
+            if group_id not in known:  # a power cut took the end of the journal
+                returning[group_id] = ReturningGroup(group_id, ordinal(group_id), task, (1,))
+        groups = sorted(returning.values(), key=lambda g: g.ordinal)
+        return RunStarted(state.policy_version, next_ordinal, tuple(groups))
 
     def _guard(self, tracker: Tracker, method: str, *args: Any, **kwargs: Any) -> None:
         try:
@@ -258,18 +304,3 @@ class RunRecorder:
             why = f"{type(e).__name__}: {first_line(str(e))}"
             self._observer.message(f"The tracker {name} is switched off: {method} raised {why}")
             self._trackers.remove(tracker)
-
-
-def _add(sums: list[int], trajectory: Trajectory) -> None:
-    sums[0] += 1
-    sums[1] += trajectory.num_tokens
-    sums[2] += len(trajectory.turns)
-
-
-def _length_bias(totals: _Totals) -> dict[str, float]:
-    """Return mean tokens and turns of what finished and of what was trained."""
-    bias: dict[str, float] = {}
-    for name, (n, tokens, turns) in (("finished", totals.finished), ("trained", totals.trained)):
-        bias[f"{name}_tokens_mean"] = tokens / n if n else 0.0
-        bias[f"{name}_turns_mean"] = turns / n if n else 0.0
-    return bias

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import ConfigError
 from rollart_core.types import Task
+
+STATE_FILE = "run_state.json"
+"""Of a checkpoint; written last."""
 
 
 def new_run_dir(runs_dir: str, name: str) -> Path:
@@ -51,41 +53,40 @@ class RunState:
     policy_version: int
     train_step: int
     task_source: TaskSourceState
-    open_tasks: tuple[Task, ...]
-    """Each task that was dispatched and not yet trained or dropped."""
+    next_ordinal: int
+    """Number of the first group that had not been begun."""
+    num_requeued: int
+    """Tasks that had been put back into the source."""
+    open_groups: Mapping[str, Task]
+    """Each group that was begun and neither trained nor dropped; the journal knows more of it."""
     train_wall_s: float
 
-    def write(self, folder: Path) -> None:
-        """Put it beside the weights."""
-        write_json(folder / "run_state.json", asdict(self))
+    def write(self, folder: Path, files: Mapping[str, object]) -> None:
+        """Put it beside the weights, with what is to be known of their ``files``."""
+        write_json(folder / STATE_FILE, {**asdict(self), "files": files})
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Read it back."""
-        content = json.loads((folder / "run_state.json").read_text(encoding="utf-8"))
-        source = content.pop("task_source")
-        return cls(
-            **{**content, "open_tasks": _tasks(content["open_tasks"])},
-            task_source=TaskSourceState(source["position"], _tasks(source["requeued"])),
-        )
+        """Read it back.
 
-
-def _tasks(plain: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
-    return tuple(Task(**fields) for fields in plain)
+        Raises:
+            ValueError: When it is not one that this release wrote.
+        """
+        try:
+            content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            content.pop("files", None)
+            source, groups = content.pop("task_source"), content.pop("open_groups")
+            return cls(
+                **content,
+                open_groups={name: Task(**task) for name, task in groups.items()},
+                task_source=TaskSourceState(
+                    **{**source, "requeued": tuple(Task(**t) for t in source["requeued"])}
+                ),
+            )
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ValueError(f"{STATE_FILE} is not of this release: {e}") from e
 
 
 def checkpoint_folder(run_dir: Path, policy_version: int) -> Path:
     """Return where the checkpoint of a version lies."""
     return run_dir / "checkpoints" / f"v{policy_version:06d}"
-
-
-def newest_checkpoint(run_dir: Path) -> Path:
-    """Return the newest complete checkpoint.
-
-    Raises:
-        ConfigError: When there is none.
-    """
-    found = sorted((run_dir / "checkpoints").glob("v*/run_state.json"))
-    if not found:
-        raise ConfigError(f"{run_dir} holds no checkpoint to resume from")
-    return found[-1].parent

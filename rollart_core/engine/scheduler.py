@@ -27,9 +27,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
-from rollart_core.engine.attempts import AttemptWindow
+from rollart_core.engine.attempts import Attempts
 from rollart_core.engine.deadlines import Deadlines, first_excess
 from rollart_core.engine.events import (
+    REDUNDANT,
     AbortEpisode,
     Action,
     BatchTrained,
@@ -42,6 +43,7 @@ from rollart_core.engine.events import (
     GroupFiltered,
     GroupKept,
     LoseTicket,
+    ReturningGroup,
     RunStarted,
     SchedulePolicy,
     Snapshot,
@@ -72,9 +74,15 @@ class _Member:
 
     ticket: Ticket
     group: _Group
-    state: Literal["queued", "running", "finished", "lost"] = "queued"
+    state: Literal["queued", "running", "finished", "lost", "redundant"] = "queued"
     version: int = -1
     """While running: the version it began with; when finished: its oldest."""
+    first_attempt: int = 0
+    """Of this life of the run: retries are counted from here."""
+
+    @property
+    def num_retries(self) -> int:
+        return self.ticket.attempt - self.first_attempt
 
 
 @dataclass(slots=True, eq=False)
@@ -119,12 +127,13 @@ class Scheduler:
         self._stop: StopRun | None = None
         self._groups: dict[str, _Group] = {}
         self._members: dict[str, _Member] = {}
+        self._returning: deque[ReturningGroup] = deque()
         self._retries: deque[_Member] = deque()
         self._queue: deque[_Member] = deque()
         self._num_running = 0
         self._unconsumed = Deadlines()
         self._ready = Deadlines()
-        self._attempts = AttemptWindow(policy.failure_window)
+        self._attempts = Attempts(policy.failure_window)
         self._counts = _Counts()
         self._actions: list[Action] = []
 
@@ -157,9 +166,11 @@ class Scheduler:
             retried=c.retried,
             lost=c.lost,
             aborted=c.aborted,
+            redundant=c.redundant,
             trained=c.trained,
             dropped=dict(c.dropped),
             requeued=c.requeued,
+            returned=c.returned,
             batches=c.batches,
         )
 
@@ -170,6 +181,7 @@ class Scheduler:
         self._phase = "going"
         self._version = self._engine_version = event.policy_version
         self._next_ordinal = event.next_ordinal
+        self._returning.extend(event.returning)
 
     def _on_episode_finished(self, event: EpisodeFinished) -> None:
         member = self._running_member(event.ticket_id, event.attempt)
@@ -178,16 +190,16 @@ class Scheduler:
         self._leave_running(member, "finished")
         member.version = event.oldest_version
         self._counts.finished += 1
-        self._attempts.add(None)
+        self._attempts.add(member.ticket.task.env_id, None)
         self._settle(member.group)
 
     def _on_episode_failed(self, event: EpisodeFailed) -> None:
         member = self._running_member(event.ticket_id, event.attempt)
         if member is None:
             return
-        self._count_failure(event.failure)
         ticket = member.ticket
-        if event.failure.retryable and ticket.attempt < self.policy.max_retries:
+        self._count_failure(ticket.task.env_id, event.failure)
+        if event.failure.retryable and member.num_retries < self.policy.max_retries:
             self._leave_running(member, "queued")
             member.ticket = Ticket(
                 ticket.ticket_id, ticket.task, ticket.group_id, ticket.index, ticket.attempt + 1
@@ -199,12 +211,13 @@ class Scheduler:
 
     def _on_ticket_expired(self, event: TicketExpired) -> None:
         member = self._members.get(event.ticket_id)
-        if member is None or member.state in ("finished", "lost"):
+        if member is None or member.state not in ("queued", "running"):
             return
         reason = "the deadline over all attempts passed"
         if member.state == "running":
             self._actions.append(AbortEpisode(event.ticket_id, reason))
-            self._count_failure(Failure(FailureKind.TIMEOUT, "ticket", reason, retryable=False))
+            failure = Failure(FailureKind.TIMEOUT, "ticket", reason, retryable=False)
+            self._count_failure(member.ticket.task.env_id, failure)
         self._lose(member, f"{FailureKind.TIMEOUT}: {reason}")
 
     def _on_group_kept(self, event: GroupKept) -> None:
@@ -239,7 +252,9 @@ class Scheduler:
             return None
         return member
 
-    def _leave_running(self, member: _Member, state: Literal["queued", "finished", "lost"]) -> None:
+    def _leave_running(
+        self, member: _Member, state: Literal["queued", "finished", "lost", "redundant"]
+    ) -> None:
         self._num_running -= member.state == "running"
         member.state = state
 
@@ -250,6 +265,8 @@ class Scheduler:
         self._settle(member.group)
 
     def _settle(self, group: _Group) -> None:
+        if group.num_finished >= self.policy.group_size:
+            self._abort_rest(group)
         self._update_deadline(group)
         if group.num_unsettled:
             return
@@ -257,8 +274,19 @@ class Scheduler:
             self._drop(group, "too_small")
             return
         group.state = "judged"
-        lost = tuple(m.ticket.index for m in group.members if m.state == "lost")
-        self._actions.append(CompleteGroup(group.group_id, lost))
+        missing = tuple(m.ticket.index for m in group.members if m.state != "finished")
+        self._actions.append(CompleteGroup(group.group_id, missing))
+
+    def _abort_rest(self, group: _Group) -> None:
+        """Give up the members that are not needed: no failure, and nothing that is retried."""
+        for member in group.members:
+            if member.state not in ("queued", "running"):
+                continue
+            if member.state == "running" or member.num_retries:
+                self._counts.aborted += 1
+                self._actions.append(AbortEpisode(member.ticket.ticket_id, REDUNDANT))
+            self._leave_running(member, "redundant")
+            self._counts.redundant += 1
 
     def _update_deadline(self, group: _Group) -> None:
         oldest = group.oldest_version
@@ -290,13 +318,14 @@ class Scheduler:
             self._counts.requeued += 1
         self._actions.append(DropGroup(group.group_id, reason, requeue))
 
-    def _count_failure(self, failure: Failure) -> None:
+    def _count_failure(self, env_id: str, failure: Failure) -> None:
         self._counts.failed[failure.kind] += 1
         if failure.kind is FailureKind.CANCELLED:
             return
-        self._attempts.add(failure)
-        if self._attempts.full and self._attempts.rate > self.policy.max_failure_rate:
-            self._begin_stop(self._attempts.reason(self.policy.max_failure_rate), "failures")
+        self._attempts.add(env_id, failure)
+        reason = self._attempts.excess(self.policy.max_failure_rate)
+        if reason is not None:
+            self._begin_stop(reason, "failures")
 
     # What an event may unblock
 
@@ -384,17 +413,25 @@ class Scheduler:
         return len(self._unconsumed) < room
 
     def _admit(self) -> None:
-        group_id = f"g{self._next_ordinal:07d}"
+        came = self._returning.popleft() if self._returning else self._new()
         deadline = self._engine_version + self.policy.staleness_bound
-        group = _Group(group_id, self._next_ordinal, self._tasks.next(), deadline)
-        self._next_ordinal += 1
-        for i in range(self.policy.group_size):
-            member = _Member(Ticket(f"{group_id}.{i}", group.task, group_id, i), group)
+        group = _Group(came.group_id, came.ordinal, came.task, deadline)
+        for i in range(max(self.policy.num_members, len(came.attempts))):
+            attempt = came.attempts[i] if i < len(came.attempts) else 0
+            ticket = Ticket(f"{came.group_id}.{i}", came.task, came.group_id, i, attempt)
+            member = _Member(ticket, group, first_attempt=attempt)
             group.members.append(member)
-            self._members[member.ticket.ticket_id] = member
+            self._members[ticket.ticket_id] = member
             self._queue.append(member)
-        self._groups[group_id] = group
+        self._counts.returned += bool(came.attempts)
+        self._groups[came.group_id] = group
         self._unconsumed.add(deadline)
+
+    def _new(self) -> ReturningGroup:
+        """Return a group that was never there before."""
+        ordinal = self._next_ordinal
+        self._next_ordinal += 1
+        return ReturningGroup(f"g{ordinal:07d}", ordinal, self._tasks.next())
 
     def _groups_in(self, state: str) -> Iterable[_Group]:
         return (g for g in self._groups.values() if g.state == state)
@@ -409,6 +446,10 @@ class Scheduler:
     def _finish_stop(self) -> None:
         for group in list(self._groups.values()):
             self._drop(group, "stopped")
+        while self._returning:
+            came = self._returning.popleft()
+            self._counts.dropped["stopped"] += 1
+            self._actions.append(DropGroup(came.group_id, "stopped"))
         if not self._training:
             assert self._stop is not None
             self._phase = "stopped"
@@ -446,7 +487,9 @@ class _Counts:
     retried: int = 0
     lost: int = 0
     aborted: int = 0
+    redundant: int = 0
     trained: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
     requeued: int = 0
+    returned: int = 0
     batches: int = 0

@@ -8,25 +8,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "journal.db"
 
 TicketState = Literal[
-    "running", "finished", "failed", "training", "trained", "lost", "aborted", "dropped", "undone"
+    "queued", "running", "finished", "failed", "training", "trained", "lost", "aborted", "dropped"
 ]
-"""``failed`` waits for its retry; ``finished`` for its group; ``undone``: given up by a resume."""
+"""``queued`` waits to be done again, since the run went back to an earlier version; ``failed``
+waits for its retry, ``finished`` for its group."""
 
-OPEN_STATES: tuple[TicketState, ...] = ("running", "finished", "failed", "training")
+OPEN_STATES: tuple[TicketState, ...] = ("queued", "running", "finished", "failed", "training")
 """States a ticket may not be in once the run has ended."""
 
-BatchState = Literal["taken", "trained", "undone"]
+BatchState = Literal["taken", "trained", "rolled_back"]
+
+STOPPED = "stopped"
+"""Why tickets were given up when the run was stopped; when it goes on, they come again."""
+ROLLED_BACK = "rolled_back"
+"""Kind of the event that begins a new life of the run, from an earlier version."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tickets (
     ticket_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, idx INTEGER NOT NULL,
     task TEXT NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
-    start_version INTEGER NOT NULL, batch INTEGER, reason TEXT NOT NULL DEFAULT ''
+    start_version INTEGER NOT NULL, batch INTEGER, reason TEXT NOT NULL DEFAULT '',
+    life INTEGER NOT NULL, rolled_back INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS tickets_by_group ON tickets (group_id);
 CREATE TABLE IF NOT EXISTS events (
@@ -35,7 +42,8 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE TABLE IF NOT EXISTS batches (
     seq INTEGER PRIMARY KEY, time_s REAL NOT NULL, batch INTEGER NOT NULL, state TEXT NOT NULL,
-    group_ids TEXT NOT NULL, staleness TEXT NOT NULL, ticket_ids TEXT NOT NULL
+    group_ids TEXT NOT NULL, staleness TEXT NOT NULL, ticket_ids TEXT NOT NULL,
+    attempts TEXT NOT NULL, life INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS trajectories (
     seq INTEGER PRIMARY KEY, time_s REAL NOT NULL, ticket_id TEXT NOT NULL,
@@ -44,12 +52,13 @@ CREATE TABLE IF NOT EXISTS trajectories (
     num_loss_tokens INTEGER NOT NULL, num_turns INTEGER NOT NULL,
     oldest_version INTEGER NOT NULL, start_version INTEGER NOT NULL, wall_s REAL NOT NULL,
     failure_kind TEXT, failure_boundary TEXT, failure_message TEXT,
-    shard TEXT, shard_row INTEGER
+    shard TEXT, shard_row INTEGER, life INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS trajectories_by_ticket ON trajectories (ticket_id, attempt);
 CREATE TABLE IF NOT EXISTS blobs (seq INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (
-    train_step INTEGER NOT NULL, policy_version INTEGER NOT NULL, name TEXT NOT NULL, value REAL
+    train_step INTEGER NOT NULL, policy_version INTEGER NOT NULL, name TEXT NOT NULL, value REAL,
+    rolled_back INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS metrics_by_name ON metrics (name, train_step);
 """
@@ -71,7 +80,11 @@ class TicketRow:
     batch: int | None
     """Number of the batch that took it."""
     reason: str
-    """Why it is lost, aborted, dropped or undone."""
+    """Why it is lost, aborted, dropped or queued."""
+    life: int
+    """Of the run, when it was last dispatched: how often the run had gone back until then."""
+    rolled_back: int
+    """How often a batch that held it was undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +115,9 @@ class BatchRow:
     staleness: tuple[int, ...]
     """Of each group, in versions."""
     ticket_ids: tuple[str, ...]
+    attempts: tuple[int, ...]
+    """Of each ticket: the one that was trained on."""
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,8 @@ class TrajectoryRow:
     shard: str | None
     """File under ``trajectories/``; None while its data is still in the journal."""
     shard_row: int | None
+    life: int
+    """Of the run, when this attempt was dispatched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +158,5 @@ class MetricRow:
     name: str
     value: float | None
     """None when it was not a number."""
+    rolled_back: bool
+    """True when the train_step was undone; it may have been taken again since."""

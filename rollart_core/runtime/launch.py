@@ -14,7 +14,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -22,24 +22,20 @@ from pathlib import Path
 
 from rollart_core.config import ModelPath
 from rollart_core.contracts.hardware import HardwareMapper, Placement
-from rollart_core.engine.evaluate import EvaluationResult, evaluate, mean_interval
+from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
-from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.run_dir import RunState, new_run_dir, newest_checkpoint, write_json
-from rollart_core.engine.tasks import held_out_tasks
-from rollart_core.errors import ConfigError, RollartError, first_line
+from rollart_core.engine.resume import check_same_run
+from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
+from rollart_core.engine.run_lock import run_lock
+from rollart_core.errors import ConfigError, RollartError, TrainerLost, first_line
 from rollart_core.resolve import ResolvedRun
-from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.rollout.router import Router, combined
-from rollart_core.rollout.scoring import scorer
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.inline import InlineRuntime, local_pool
-from rollart_core.runtime.report import RunReport
+from rollart_core.runtime.report import RunReport, Sampled, env_report, score_gain
+from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
 from rollart_core.types import Task, Ticket, Trajectory
@@ -81,14 +77,20 @@ class _Launch:
         self._training: TrainPhase | None = None
         self._interrupted = False
         self._warm: WarmStartResult | None = None
-        self._num_tasks: dict[str, int | None] = {}
+        self._envs = RunEnvs(run)
         self._placement: Placement | None = None
 
     async def execute(self) -> RunReport:
-        config = self._config
-        run_dir = self._resume or new_run_dir(config.runs_dir, config.name)
-        if self._resume is None:
+        if self._resume is not None:
+            check_same_run(self._resume, self._run.as_dict())
+            run_dir = self._resume
+        else:
+            run_dir = new_run_dir(self._config.runs_dir, self._config.name)
             (run_dir / "config.yaml").write_text(self._run.to_yaml(), encoding="utf-8")
+        with run_lock(run_dir):
+            return await self._execute(run_dir)
+
+    async def _execute(self, run_dir: Path) -> RunReport:
         runtime = InlineRuntime(self._run, run_dir)
         recorder = RunRecorder(self._run, run_dir, self._observer)
         runtime.tell = recorder.event
@@ -105,19 +107,17 @@ class _Launch:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
     async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
-        self._placement = self._place()
         async with self._phase("set up", str(run_dir)):
+            self._placement = self._place()
             envs = await runtime.start_envs()
-            for split in self._splits():
-                env = EnvRef(self._run.env.spec.id, self._run.env.options)
-                self._num_tasks[split] = await envs.call("num_tasks", env, split)
+            await self._envs.count_tasks(envs)
             model_path = await self._model(runtime, run_dir)
             router, trainer = await runtime.start_model(model_path)
             router.place(self._placement)
             router.on_lost = self._fail
-            parts = self._episode_parts(envs, router, model_path)
-        state = await self._begin(runtime, router, trainer, (parts, model_path))
-        before = await self._evaluate("before", parts) if state is None else (None, None)
+            self._envs.wire(envs, router, model_path)
+        state = await self._begin(runtime, router, trainer, recorder, model_path)
+        before = await self._evaluate("before") if state is None else (None, None)
         async with self._phase("train", self._train_detail()):
             training = self._training = TrainPhase(
                 self._run,
@@ -125,20 +125,31 @@ class _Launch:
                     recorder=recorder,
                     trainer=trainer,
                     engines=router,
-                    run_episode=lambda ticket, version: run_episode(ticket, version, parts),
-                    num_tasks=self._num_tasks[self._config.rollout.split],
+                    run_episode=self._envs.run_episode,
+                    source=self._envs.source(),
                 ),
             )
-            stop = await training.execute(state, _next_ordinal(self._resume))
+            stop = await training.execute(state)
         engine = combined(await router.stats())
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
         if not self._interrupted and stop.kind != "failures":
-            after = await self._evaluate("after", parts)
+            after = await self._evaluate("after")
         async with self._phase("save"):
-            await trainer.call("export_hf", str(run_dir / "model-trained"), model_path)
+            await self._export(trainer, recorder, model_path)
         report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
         write_json(run_dir / "report.json", report.as_dict())
         return report
+
+    async def _export(self, trainer: TrainerHandle, recorder: RunRecorder, model_path: str) -> None:
+        """Write the trained model; a trainer that is lost over it gets one more try."""
+        target = str(recorder.run_dir / "model-trained")
+        try:
+            await trainer.call("export_hf", target, model_path)
+        except TrainerLost as e:
+            self._observer.message(f"The trainer is lost ({e}); it is started again.")
+            await trainer.restart()
+            await recorder.checkpoints.load_newest(trainer.call)
+            await trainer.call("export_hf", target, model_path)
 
     def _fail(self, error: RollartError) -> None:
         """End training; outside of it what needs the lost part fails by itself."""
@@ -148,23 +159,17 @@ class _Launch:
     # Set-up
 
     def _place(self) -> Placement:
-        """Ask the hardware mapper where everything goes; here there is one pool.
+        """Ask the hardware mapper where everything goes.
 
         Raises:
-            ConfigError: When the mapper cannot place the run on this machine.
+            ConfigError: When the mapper cannot place the run on these pools.
         """
-        spec = self._run.env.spec
+        workloads = {env.name: env.spec.workload for env in self._run.envs}
         mapper: HardwareMapper = self._run.mapper.build()
         try:
-            return mapper.place({spec.id: spec.workload}, [local_pool()])
+            return mapper.place(workloads, [local_pool()])
         except ValueError as e:
             raise ConfigError(f"mapper {self._run.mapper.spec.id}: {first_line(str(e))}") from e
-
-    def _splits(self) -> Sequence[str]:
-        splits = [self._config.rollout.split, self._config.evaluation.split]
-        if self._config.warm_start:
-            splits.append(self._config.warm_start.check_split)
-        return list(dict.fromkeys(splits))
 
     async def _model(self, runtime: Runtime, run_dir: Path) -> str:
         model = self._config.model
@@ -173,40 +178,8 @@ class _Launch:
         existing = run_dir / "model"
         if self._resume and existing.exists():
             return str(existing)
-        tasks = self._tasks(self._config.rollout.split, NUM_CORPUS_TASKS)
+        tasks = self._envs.tasks("split", max(NUM_CORPUS_TASKS, len(self._run.envs)))
         return await runtime.build_model(model, tasks)
-
-    def _tasks(self, split: str, n: int) -> list[Task]:
-        env_id = self._run.env.spec.id
-        return held_out_tasks(env_id, split, n, self._config.seed, num_tasks=self._num_tasks[split])
-
-    def _episode_parts(self, envs: EnvPool, router: Router, model_path: str) -> EpisodeParts:
-        from rollart_core.models.tokenizer import load_tokenizer
-
-        config, deadlines = self._config, self._run.deadlines
-        tokenizer = load_tokenizer(model_path)
-        assert deadlines.reset_s is not None
-        assert deadlines.step_s is not None
-        return EpisodeParts(
-            env=EnvRef(self._run.env.spec.id, self._run.env.options),
-            envs=envs,
-            engine=router,
-            new_conversation=partial(
-                Conversation, tokenizer, max_context_tokens=config.rollout.max_context_tokens
-            ),
-            score=scorer(self._run.reward, timeout_s=deadlines.reward_s),
-            stop_token_ids=tuple(tokenizer.stop_token_ids),
-            limits=EpisodeLimits(
-                max_turns=self._run.max_turns,
-                max_new_tokens=config.rollout.max_new_tokens,
-                temperature=config.rollout.temperature,
-                timeouts=PhaseTimeouts(deadlines.reset_s, deadlines.step_s),
-                generate_s=deadlines.generate_s,
-                reward_s=deadlines.reward_s,
-                episode_s=deadlines.episode_s,
-            ),
-            seed=config.seed,
-        )
 
     # Before RL
 
@@ -215,17 +188,16 @@ class _Launch:
         runtime: Runtime,
         router: Router,
         trainer: TrainerHandle,
-        rest: tuple[EpisodeParts, str],
+        recorder: RunRecorder,
+        model_path: str,
     ) -> RunState | None:
         """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
         state: RunState | None = None
         if self._resume is not None:
-            folder = newest_checkpoint(self._resume)
-            state = RunState.read(folder)
-            await trainer.call("load", str(folder))
+            state = await recorder.checkpoints.load_newest(trainer.call)
         elif self._config.warm_start is not None:
             async with self._phase("warm start", "supervised steps on the oracle's episodes"):
-                await self._warm_start(runtime, router, trainer, rest)
+                await self._warm_start(runtime, router, trainer, model_path)
         version = state.policy_version if state else 0
         await trainer.publish(version)
         await router.load_weights(version)
@@ -236,22 +208,19 @@ class _Launch:
         runtime: Runtime,
         router: Router,
         trainer: TrainerHandle,
-        rest: tuple[EpisodeParts, str],
+        model_path: str,
     ) -> None:
         config = self._config.warm_start
         assert config is not None
-        parts, model_path = rest
-        tasks = self._tasks(
-            self._config.rollout.split,
-            min(NUM_DEMONSTRATED_TASKS, config.max_train_steps * config.batch_size),
-        )
-        checks = self._tasks(config.check_split, config.check_tasks)
+        num_tasks = min(NUM_DEMONSTRATED_TASKS, config.max_train_steps * config.batch_size)
+        tasks = self._envs.tasks("split", max(num_tasks, len(self._run.envs)))
+        checks = self._envs.tasks("check_split", config.check_tasks)
 
         async def check(step: int) -> float:
             version = step - config.max_train_steps - 1  # below 0: RL begins at version 0
             await trainer.publish(version)
             await router.load_weights(version)
-            run = partial(self._attempt, parts, version, None)
+            run = partial(self._attempt, version, None)
             result = await evaluate(
                 checks, run, name=f"warm{step}", max_concurrent=self._config.rollout.max_concurrent
             )
@@ -267,16 +236,12 @@ class _Launch:
         if not self._warm.reached:
             self._observer.message(_fell_short(self._warm, config.until_success))
 
-    async def _attempt(
-        self, parts: EpisodeParts, version: int, temperature: float | None, ticket: Ticket
-    ) -> Trajectory:
-        return await run_episode(ticket, version, parts, temperature=temperature)
+    async def _attempt(self, version: int, temperature: float | None, ticket: Ticket) -> Trajectory:
+        return await self._envs.run_episode(ticket, version, temperature=temperature)
 
-    async def _evaluate(
-        self, when: str, parts: EpisodeParts
-    ) -> tuple[EvaluationResult, EvaluationResult | None]:
+    async def _evaluate(self, when: str) -> tuple[EvaluationResult, EvaluationResult | None]:
         config = self._config.evaluation
-        tasks = self._tasks(config.split, config.tasks)
+        tasks = self._envs.tasks("evaluation_split", config.tasks)
         kinds: list[tuple[str, list[Task], float | None]] = [
             ("sampled", tasks * config.samples_per_task, None)
         ]
@@ -289,14 +254,16 @@ class _Launch:
                 # the paired difference sharper.
                 result = await evaluate(
                     repeated,
-                    partial(self._attempt, parts, 0, temperature),
+                    partial(self._attempt, 0, temperature),
                     name=f"eval-{kind}",
                     max_concurrent=self._config.rollout.max_concurrent,
                 )
             results.append(result)
-            self._observer.message(
-                f"{when}: {kind} success {result.success.mean:.1%}, score {result.score.mean:.3f}"
-            )
+            parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}
+            for name, one in parts.items():
+                success, score = one.success.mean, one.score.mean
+                said = f"{when}: {name}{kind} success {success:.1%}, score {score:.3f}"
+                self._observer.message(said)
         return results[0], results[1] if len(results) > 1 else None
 
     # RL
@@ -331,13 +298,22 @@ class _Launch:
             after=after,
             greedy_before=greedy_before,
             greedy_after=greedy_after,
-            score_gain=_gain(before, after),
+            score_gain=score_gain((before, after)),
             phases_s=self._phases,
             warm_start=asdict(self._warm) if self._warm else None,
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
             placement=asdict(self._placement) if self._placement else {},
+            envs=self._env_reports(recorder, (before, after)),
             **recorder.totals(),
         )
+
+    def _env_reports(self, recorder: RunRecorder, sampled: Sampled) -> dict[str, dict[str, object]]:
+        counts, envs = recorder.totals_by_env(), self._run.envs
+        weights = {env.name: {"weight": env.weight} if len(envs) > 1 else {} for env in envs}
+        return {
+            name: weight | env_report(name, counts.get(name, {}), sampled)
+            for name, weight in weights.items()
+        }
 
     @asynccontextmanager
     async def _phase(self, name: str, detail: str = "") -> AsyncIterator[None]:
@@ -379,14 +355,6 @@ class _Launch:
                 loop.remove_signal_handler(number)
 
 
-def _next_ordinal(resume: Path | None) -> int:
-    """Return a group number that no earlier part of the run gave out."""
-    if resume is None:
-        return 0
-    with JournalReader(resume) as journal:
-        return journal.next_ordinal()
-
-
 def _fell_short(result: WarmStartResult, wanted: float) -> str:
     came = "without a check (its loss stayed too high to be worth one)"
     if not math.isnan(result.success):
@@ -395,13 +363,3 @@ def _fell_short(result: WarmStartResult, wanted: float) -> str:
         f"The warm start ended {came}, below warm_start.until_success ({wanted:.0%}); "
         "going on with RL."
     )
-
-
-def _gain(
-    before: EvaluationResult | None, after: EvaluationResult | None
-) -> Mapping[str, float | int] | None:
-    if before is None or after is None:
-        return None
-    pairs = zip(before.scores, after.scores, strict=True)
-    gains = [b - a for a, b in pairs if not math.isnan(b - a)]  # NaN: that episode failed
-    return mean_interval(gains).as_dict()

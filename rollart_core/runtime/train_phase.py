@@ -1,24 +1,35 @@
 """The RL phase of a run: scheduler, controller and task source, wired and run to their end.
 
+    checkpoint --> scheduler + controller: one life --> the end
+        ^                                          |
+        +---- trainer started again <--------------+--> TrainerLost
+
 Takes: a resolved run, its parts, and where a resume stands. Gives: why the phase ended. Never:
-decides what is trained (the scheduler does), or starts a part (the runtime does).
+decides what is trained (the scheduler does), or how a part is started (the runtime does). A life
+has a scheduler, a controller and a buffer of its own, so nothing of a lost one is heard again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollart_core.engine.buffer import Buffer
 from rollart_core.engine.controller import Controller, ControllerParts, EnginesPart
 from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
+from rollart_core.engine.resume import restore_source
 from rollart_core.engine.run_dir import RunState
 from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.engine.task_mix import Tasks
+from rollart_core.errors import TrainerLost
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.base import TrainerHandle
+from rollart_core.runtime.restarts import Restarts
 from rollart_core.types import Group, Ticket, Trajectory
 
 
@@ -30,8 +41,8 @@ class TrainParts:
     trainer: TrainerHandle
     engines: EnginesPart
     run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
-    num_tasks: int | None
-    """Of the split that is trained on; None: without end."""
+    source: Tasks
+    """At its beginning."""
 
 
 class TrainPhase:
@@ -43,23 +54,55 @@ class TrainPhase:
         self._config = run.config
         self._parts = parts
         self._controller: Controller | None = None
+        self._running = False
+        self._stop_reason: str | None = None
+        self._ends_at_s = math.inf
+        failures = run.config.failures
+        self._restarts = Restarts(failures.max_restarts, failures.restart_window_s)
 
     @property
     def running(self) -> bool:
         """True while it can be asked to stop."""
-        return self._controller is not None
+        return self._running
 
-    async def execute(self, state: RunState | None, next_ordinal: int) -> StopRun:
-        """Train, from the beginning or from where a checkpoint stands."""
+    async def execute(self, resumed: RunState | None) -> StopRun:
+        """Train, from the beginning or from where a checkpoint stands.
+
+        A trainer that is lost is started again and loads the newest checkpoint; what was trained
+        since is rolled back and done again.
+
+        Raises:
+            TrainerLost: When it died too often, or before there was a checkpoint.
+        """
+        source = self._parts.source
+        plan = CheckpointPlan(self._parts.trainer.call, source)
+        if resumed is not None:
+            num_requeued = restore_source(source, resumed, self._parts.recorder.run_dir)
+            plan = replace(plan, wall_s=resumed.train_wall_s, num_requeued=num_requeued)
+        self._ends_at_s = time.monotonic() + self._wall_s_left(resumed)
+        self._parts.recorder.begin_training(plan)
+        self._running = True
+        try:
+            started = await self._begin(resumed)
+            while True:
+                try:
+                    return await self._live(started)
+                except TrainerLost as e:
+                    started = await self._bring_back(e)
+        finally:
+            self._running = False
+
+    async def _begin(self, resumed: RunState | None) -> RunStarted:
+        recorder = self._parts.recorder
+        if resumed is not None:
+            return await recorder.go_back(resumed, "resumed")
+        await recorder.checkpoint(0)  # a warm start cannot be had back otherwise
+        return RunStarted()
+
+    async def _live(self, started: RunStarted) -> StopRun:
+        """Run until the end, or until the trainer is lost."""
         parts, config = self._parts, self._config
-        env_id, split = self._run.env.spec.id, config.rollout.split
-        source = TaskSource(env_id, split, parts.num_tasks, config.seed)
-        if state is not None:
-            source.restore(state.task_source)
-            for task in state.open_tasks:
-                source.requeue(task)
-        scheduler = Scheduler(schedule_policy(self._run), source)
-        parts.recorder.begin_training(CheckpointPlan(parts.trainer.call, source, state))
+        scheduler = Scheduler(schedule_policy(self._run), parts.source)
         controller = self._controller = Controller(
             ControllerParts(
                 scheduler=scheduler,
@@ -71,17 +114,56 @@ class TrainPhase:
                 recorder=parts.recorder,
             ),
             ticket_s=config.deadlines.ticket_s,
-            wall_s=None if config.stop.wall_s is None else _left(config.stop.wall_s, state),
+            wall_s=self._seconds_left(),
         )
-        version = state.policy_version if state else 0
+        if self._stop_reason is not None:
+            controller.request_stop(self._stop_reason)
         try:
-            return await controller.run(RunStarted(version, next_ordinal))
+            stop = await controller.run(started)
+            if stop.kind != "done":
+                self._stop_reason = stop.reason  # also should the last checkpoint fail
+            await parts.recorder.checkpoint(scheduler.snapshot().policy_version)
+            return stop
         finally:
             self._controller = None
-            parts.recorder.end_training(scheduler.snapshot())
+            parts.recorder.end_life(scheduler.snapshot())
+
+    async def _bring_back(self, error: TrainerLost) -> RunStarted:
+        """Start the trainer again, and go back to the newest checkpoint."""
+        parts = self._parts
+        while True:
+            delay_s = self._restarts.died(time.monotonic())
+            parts.recorder.event("trainer_lost", {"reason": str(error)})
+            if delay_s is None:
+                limit = self._config.failures.max_restarts
+                raise TrainerLost(
+                    f"{error}; failures.max_restarts ({limit}) are used up"
+                ) from error
+            parts.recorder.tell(f"The trainer is lost ({error}); it is started again.")
+            await asyncio.sleep(delay_s)
+            try:
+                await parts.trainer.restart()
+                state = await parts.recorder.checkpoints.load_newest(parts.trainer.call)
+                await parts.trainer.publish(state.policy_version)
+            except TrainerLost as e:
+                error = e
+                continue
+            await parts.engines.load_weights(state.policy_version)
+            return await parts.recorder.go_back(state, f"the trainer was lost: {error}")
+
+    def _wall_s_left(self, resumed: RunState | None) -> float:
+        wall_s = self._config.stop.wall_s
+        if wall_s is None:
+            return math.inf
+        return max(1.0, wall_s - (resumed.train_wall_s if resumed else 0.0))
+
+    def _seconds_left(self) -> float | None:
+        left_s = self._ends_at_s - time.monotonic()
+        return None if math.isinf(left_s) else max(0.0, left_s)
 
     def request_stop(self, reason: str) -> None:
         """Ask for the end; a batch in training is finished first."""
+        self._stop_reason = reason
         if self._controller is not None:
             self._controller.request_stop(reason)
 
@@ -112,12 +194,8 @@ def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
 def _capacity(run: ResolvedRun) -> int:
     rollout = run.config.rollout
     groups = rollout.groups_per_batch * (run.config.staleness_bound + 1)
-    return groups * rollout.group_size
+    return groups * schedule_policy(run).num_members
 
 
 def _keep_group(group: Group) -> bool:
     return plugins().decide("rollart_filter_group", group=group) is not False
-
-
-def _left(wall_s: float, state: RunState | None) -> float:
-    return max(1.0, wall_s - (state.train_wall_s if state else 0.0))

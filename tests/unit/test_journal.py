@@ -105,7 +105,7 @@ def test_tickets_follow_what_becomes_of_them(tmp_path: Path) -> None:
         assert reader.tickets()[2].reason == "sandbox: gone \\udc80"
 
 
-def test_a_resume_undoes_what_the_checkpoint_does_not_hold(tmp_path: Path) -> None:
+def test_going_back_queues_what_the_checkpoint_does_not_hold(tmp_path: Path) -> None:
     journal = Journal(tmp_path, CONFIG)
     for batch in range(3):
         journal.dispatched(ticket(batch, 0), batch)
@@ -113,15 +113,60 @@ def test_a_resume_undoes_what_the_checkpoint_does_not_hold(tmp_path: Path) -> No
         journal.trajectory(trajectory)
         journal.batch_taken([Group(f"g000000{batch}", TASK, (trajectory,), 1)], batch)
         journal.batch_trained(batch)
+        journal.metrics(batch + 1, batch, {"train/loss": float(batch)})
     journal.dispatched(ticket(3, 0), 3)
+    journal.dispatched(ticket(3, 1, attempt=2), 3)
+    for group in (4, 5):
+        journal.dispatched(ticket(group, 0), 3)
+    journal.decided(AbortEpisode("g0000004.0", "stopped"))
+    journal.trajectory(finished(ticket(5, 0), 3))
+    journal.decided(DropGroup("g0000005", "filtered"))
     journal.close()
     journal = Journal(tmp_path, CONFIG)
-    journal.resumed(1)
+    journal.rolled_back(1, "resumed")
     journal.close()
-    assert states(tmp_path) == {"0.0": "trained", "1.0": "undone", "2.0": "undone", "3.0": "undone"}
+    found = states(tmp_path)
+    assert found.pop("0.0") == "trained"
+    assert found.pop("5.0") == "dropped"
+    assert set(found.values()) == {"queued"}
     with JournalReader(tmp_path) as reader:
-        assert [b.state for b in reader.batches()] == ["trained", "undone", "undone"]
-        assert reader.next_ordinal() == 4
+        assert [b.state for b in reader.batches()] == ["trained", "rolled_back", "rolled_back"]
+        assert reader.next_ordinal() == 6
+        assert [(g.group_id, g.attempts) for g in reader.returning()] == [
+            ("g0000001", (1,)),
+            ("g0000002", (1,)),
+            ("g0000003", (1, 3)),
+            ("g0000004", (1,)),
+        ]
+        assert [t.rolled_back for t in reader.tickets()] == [0, 1, 1, 0, 0, 0, 0]
+        assert [m.value for m in reader.metrics("train/loss")] == [0.0]
+        assert len(reader.metrics("train/loss", rolled_back=True)) == 3
+
+
+def test_what_a_ticket_did_in_an_earlier_life_stays_on_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.dispatched(ticket(0, 0), 0)
+    journal.trajectory(finished(ticket(0, 0)))
+    journal.rolled_back(0, "the trainer was lost")
+    journal.close()
+    journal = Journal(tmp_path, CONFIG)  # the number of the life is read back
+    journal.dispatched(ticket(0, 0, attempt=1), 0)
+    journal.trajectory(finished(ticket(0, 0, attempt=1)))
+    journal.close()
+    with JournalReader(tmp_path) as reader:
+        assert [(r.attempt, r.life) for r in reader.trajectory_rows()] == [(0, 0), (1, 1)]
+        (row,) = reader.tickets()
+        assert (row.state, row.attempt, row.life, row.reason) == ("finished", 1, 1, "")
+
+
+def test_a_checkpoint_proves_that_the_batches_before_it_were_trained(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.dispatched(ticket(0, 0), 0)
+    journal.trajectory(finished(ticket(0, 0)))
+    journal.batch_taken([Group("g0000000", TASK, (finished(ticket(0, 0)),), 1)], 0)
+    journal.rolled_back(1, "resumed")  # its end was not written before the power went
+    journal.close()
+    assert states(tmp_path) == {"0.0": "trained"}
 
 
 def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:

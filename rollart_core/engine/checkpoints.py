@@ -1,0 +1,139 @@
+"""The checkpoints of a run: written when whole, found again, and set aside when they are not.
+
+    checkpoints/v000020/   weights and optimizer, by the trainer; then, last, run_state.json
+                           with the size and the edges' checksum of every file beside it
+
+Takes: a run directory, and a way to call the trainer. Gives: the newest state that can be loaded.
+Never: loads half a checkpoint (without its run_state.json it is none), or deletes one that it could
+not load: that is set aside, since only the newest of a lineage may be gone on from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rollart_core.engine.run_dir import STATE_FILE, RunState, checkpoint_folder
+from rollart_core.errors import ConfigError, PartDied, first_line
+
+EDGE_BYTES = 2**20
+"""How much of each end of a file its checksum is taken over."""
+
+CallTrainer = Callable[..., Awaitable[Any]]
+"""Calls a method of the trainer by name."""
+
+
+class Checkpoints:
+    """The checkpoints of one run; see the module."""
+
+    def __init__(self, run_dir: Path, keep: int, tell: Callable[[str], None]) -> None:
+        """Look into a run directory.
+
+        Args:
+            run_dir: The run.
+            keep: How many of the newest to keep.
+            tell: Hears of each that is set aside, and why.
+        """
+        self._run_dir = run_dir
+        self._folder = run_dir / "checkpoints"
+        self._keep = keep
+        self._tell = tell
+
+    def whole(self) -> list[Path]:
+        """Return those that were written to the end, the newest first."""
+        return sorted((p.parent for p in self._folder.glob(f"v*/{STATE_FILE}")), reverse=True)
+
+    async def finish(self, state: RunState) -> None:
+        """Make the trainer's folder a checkpoint, and remove those that are too old."""
+        folder = checkpoint_folder(self._run_dir, state.policy_version)
+        state.write(folder, await asyncio.to_thread(_seal, folder))
+        for old in self.whole()[self._keep :]:
+            (old / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+    async def load_newest(self, trainer: CallTrainer) -> RunState:
+        """Load the newest that can be loaded into the trainer; set those after it aside.
+
+        Raises:
+            ConfigError: When there is none.
+            TrainerLost: When the trainer died over it.
+        """
+        bad: dict[Path, str] = {}
+        for folder in self.whole():
+            try:
+                state = await self._load(folder, trainer)
+            except PartDied:
+                raise
+            except Exception as e:
+                bad[folder] = first_line(str(e)) or type(e).__name__
+                continue
+            for newer, why in bad.items():
+                self._set_aside(newer, why, state.policy_version)
+            return state
+        raise ConfigError(self._none_left(bad))
+
+    async def _load(self, folder: Path, trainer: CallTrainer) -> RunState:
+        state = RunState.read(folder)
+        await asyncio.to_thread(_check_seal, folder)
+        await trainer("load", str(folder))
+        return state
+
+    def _set_aside(self, folder: Path, why: str, version: int) -> None:
+        for i in range(1, 100):
+            target = self._folder / f"bad-{folder.name}{f'-{i}' if i > 1 else ''}"
+            if not target.exists():
+                break
+        folder.rename(target)
+        self._tell(
+            f"The checkpoint {folder.name} cannot be loaded ({why}): it is {target} now, and the "
+            f"run goes on from version {version}."
+        )
+
+    def _none_left(self, bad: dict[Path, str]) -> str:
+        if not bad:
+            return (
+                f"{self._run_dir} holds no checkpoint to go on from: it ended before its training "
+                "began; start it anew"
+            )
+        faults = "; ".join(f"{folder.name}: {why}" for folder, why in bad.items())
+        return (
+            f"no checkpoint in {self._folder} can be loaded ({faults}); put back a copy of one, or "
+            "start a new run"
+        )
+
+
+def _seal(folder: Path) -> dict[str, list[int]]:
+    """Return size and checksum of every file, by its name."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != STATE_FILE)
+    return {str(p.relative_to(folder)): [p.stat().st_size, _edges(p)] for p in files}
+
+
+def _edges(path: Path) -> int:
+    """Return the CRC-32 of a file's first and last MiB: reading it all again may take minutes."""
+    with path.open("rb") as file:
+        checksum = zlib.crc32(file.read(EDGE_BYTES))
+        if path.stat().st_size > 2 * EDGE_BYTES:
+            file.seek(-EDGE_BYTES, 2)
+        return zlib.crc32(file.read(), checksum)
+
+
+def _check_seal(folder: Path) -> None:
+    """Compare the files with what was written.
+
+    Raises:
+        ValueError: Where one is missing, or another than it was.
+    """
+    content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    for name, (size, checksum) in content.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{name} is missing")
+        if path.stat().st_size != size:
+            raise ValueError(f"{name} has {path.stat().st_size} bytes, not {size}")
+        if _edges(path) != checksum:
+            raise ValueError(f"{name} has another content than was written")

@@ -1,0 +1,118 @@
+"""Going on with a run: whether it may be, and where its task source stands.
+
+Takes: a run directory and a resolved config. Gives: an error that names what does not fit, or a
+source that goes on where the journal ends. Never: writes anything.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rollart_core.engine.journal_reader import JournalReader, ordinal
+from rollart_core.engine.run_dir import RunState
+from rollart_core.engine.tasks import TaskSourceState
+from rollart_core.errors import ConfigError, JournalError
+from rollart_core.types import Task
+
+FREE_KEYS = (
+    "checkpoint",
+    "deadlines",
+    "engine",
+    "evaluation",
+    "failures",
+    "mapper",
+    "name",
+    "on_stale",
+    "plugins",
+    "rollout.max_concurrent",
+    "rollout.redundant",
+    "runs_dir",
+    "runtime",
+    "stop",
+    "trackers",
+    "trainer",
+    "warm_start",
+    "weights",
+)
+"""What may be otherwise when a run goes on: where and how fast, for how long, watched by whom, and
+how large an update is. All else decides what is trained, or is promised of it."""
+
+
+class RestorableTasks(Protocol):
+    """A task source that can go on."""
+
+    def next(self) -> Task:
+        """Return the next task."""
+
+    def requeue(self, task: Task) -> None:
+        """Put a task back."""
+
+    def restore(self, state: TaskSourceState) -> None:
+        """Go on from ``state``."""
+
+
+def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
+    """Refuse to go on in a run with a config that makes another run of it.
+
+    Args:
+        run_dir: The run directory.
+        config: The resolved config to go on with.
+
+    Raises:
+        ConfigError: Naming the keys, or what is wrong with the journal.
+    """
+    try:
+        with JournalReader(run_dir) as journal:
+            recorded = journal.config()
+    except (JournalError, sqlite3.Error, KeyError, ValueError) as e:
+        raise ConfigError(f"--resume {run_dir}: its journal cannot be gone on with: {e}") from e
+    before, now = dict(_flat(recorded)), dict(_flat(config))
+    differing = [
+        f"{key} ({before[key]!r} in the run, {now.get(key)!r} now)"
+        for key in sorted(before)
+        if before[key] != now.get(key) and not _is_free(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"--resume {run_dir}: this is the journal of another config: {'; '.join(differing)}. "
+            "Leave these as they were, or start a new run"
+        )
+
+
+def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> int:
+    """Bring a task source to where the journal ends, from where a checkpoint knew it.
+
+    All groups since are known to the journal and come again as themselves, so their tasks are gone
+    over here.
+
+    Returns:
+        How many tasks the run has put back so far.
+    """
+    source.restore(state.task_source)
+    num_requeued = 0
+    with JournalReader(run_dir) as journal:
+        for group_id, task, put_back in journal.source_history():
+            num_requeued += put_back
+            if put_back and num_requeued > state.num_requeued:
+                source.requeue(task)
+            elif not put_back and ordinal(group_id) >= state.next_ordinal:
+                source.next()
+    return num_requeued
+
+
+def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}[{i}]")
+    else:
+        yield prefix, list(value) if isinstance(value, tuple) else value
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith((f"{free}.", f"{free}[")) for free in FREE_KEYS)
