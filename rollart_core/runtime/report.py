@@ -55,6 +55,8 @@ class RunReport:
     length_bias: Mapping[str, float] = field(default_factory=dict)
     """Mean tokens and turns, dispatched against trained."""
     engine: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Engine -> what its weight swaps cost, in the RL phase."""
     placement: Mapping[str, object] = field(default_factory=dict)
     """Where the hardware mapper put everything, and why."""
 
