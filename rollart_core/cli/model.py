@@ -44,7 +44,7 @@ def new(
     seed: Annotated[int, typer.Option(help="Of weights and order of tasks.")] = 0,
 ) -> None:
     """Make a small model with random weights, and a tokenizer trained on an environment's text."""
-    from rollart_core.runtime.parts import Corpus, build_model
+    from rollart_core.runtime.parts import EnvTasks, build_model
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty: name a new folder")
@@ -56,8 +56,8 @@ def new(
     count = getattr(with_tasks, "num_tasks", lambda _: None)(split)
     with_tasks.close()
     listed = held_out_tasks(chosen.id, split, tasks, seed, num_tasks=count)
-    corpus = Corpus(EnvRef(chosen.id, env_options), listed, max_turns=chosen.max_turns)
-    build_model(str(path), spec, corpus, seed)
+    corpus = EnvTasks(EnvRef(chosen.id, env_options), listed, max_turns=chosen.max_turns)
+    build_model(str(path), spec, [corpus], seed)
     typer.echo(f"Made {path}: {spec.num_layers} layers of width {spec.width}.")
 
 

@@ -7,8 +7,9 @@ an object of another process; plugins are resolved here, from this process's ent
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from rollart_core import registry
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rollart_core.config import Trainer as TrainerConfig
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel
+    from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_core.train.trainer import Trainer
 
 MAX_CORPUS_CHARS = 300_000
@@ -63,8 +65,8 @@ class RankArgs:
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
-    """Whose text a new tokenizer is trained on."""
+class EnvTasks:
+    """Tasks of one environment, to read its text or to have its expert demonstrate them."""
 
     env: EnvRef
     tasks: Sequence[Task]
@@ -134,17 +136,25 @@ def build_env_worker(num_threads: int, max_observation_chars: int) -> EnvWorker:
     return EnvWorker(num_threads=num_threads, max_observation_chars=max_observation_chars)
 
 
-def build_model(path: str, model: NewModel, corpus: Corpus, seed: int) -> None:
-    """Make a small model and a tokenizer trained on the environment's own text."""
+def build_model(path: str, model: NewModel, corpora: Sequence[EnvTasks], seed: int) -> None:
+    """Make a small model and a tokenizer trained on the environments' own text."""
     from rollart_core.models.new import new_model
+
+    num_tasks = sum(len(corpus.tasks) for corpus in corpora)
+    texts = (
+        text
+        for corpus in corpora
+        for text in _up_to(MAX_CORPUS_CHARS * len(corpus.tasks) // num_tasks, _texts(corpus))
+    )
+    with closing(texts):
+        new_model(path, model, texts, seed)
+
+
+def _texts(corpus: EnvTasks) -> Iterator[str]:
     from rollart_core.train.demonstrations import env_corpus
 
-    env = registry.make(corpus.env.id, **corpus.env.options)
-    try:
-        texts = _up_to(MAX_CORPUS_CHARS, env_corpus(env, corpus.tasks, max_turns=corpus.max_turns))
-        new_model(path, model, texts, seed)
-    finally:
-        env.close()
+    with closing(registry.make(corpus.env.id, **corpus.env.options)) as env:
+        yield from env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
 
 
 def _up_to(num_chars: int, texts: Iterable[str]) -> Iterator[str]:
@@ -156,29 +166,40 @@ def _up_to(num_chars: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 class Demonstrator:
-    """Makes demonstrations by the environment's oracle, fresh ones on every call."""
+    """Makes demonstrations by the environments' oracles, fresh ones on every call."""
 
     def __init__(
-        self, env: EnvRef, tokenizer_path: str, tasks: Sequence[Task], limits: Mapping[str, int]
+        self, envs: Sequence[EnvTasks], tokenizer_path: str, max_context_tokens: int, seed: int
     ) -> None:
         """Begin at the first task; the tasks are gone through again when they are used up.
 
         Args:
-            env: Which environment.
+            envs: What to demonstrate; environments take turns in proportion to their tasks.
             tokenizer_path: Where the tokenizer lies.
-            tasks: What to demonstrate.
-            limits: ``max_turns`` and ``max_context_tokens``.
+            max_context_tokens: Longest row.
+            seed: The seed of the run.
         """
+        from rollart_core.engine.task_mix import turns
         from rollart_core.models.tokenizer import load_tokenizer
-        from rollart_core.train.demonstrations import demonstrations
 
-        self._samples = demonstrations(
-            lambda: registry.make(env.id, **env.options),
-            load_tokenizer(tokenizer_path),
-            cycle(tasks),
-            **limits,
-        )
+        tokenizer = load_tokenizer(tokenizer_path)
+        self._turns = turns([len(one.tasks) for one in envs], seed)
+        self._samples = [_demonstrated(one, tokenizer, max_context_tokens) for one in envs]
 
     def take(self, n: int) -> list[Sample]:
         """Return the next ``n`` demonstrations."""
-        return [next(self._samples) for _ in range(n)]
+        return [next(self._samples[which]) for which in islice(self._turns, n)]
+
+
+def _demonstrated(
+    one: EnvTasks, tokenizer: ChatTokenizer, max_context_tokens: int
+) -> Iterator[Sample]:
+    from rollart_core.train.demonstrations import demonstrations
+
+    return demonstrations(
+        lambda: registry.make(one.env.id, **one.env.options),
+        tokenizer,
+        cycle(one.tasks),
+        max_turns=one.max_turns,
+        max_context_tokens=max_context_tokens,
+    )

@@ -22,14 +22,14 @@ from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import NewModel, PluginRef
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, Worker
-from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.router import Router
 from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
 from rollart_core.runtime.part import Part
-from rollart_core.runtime.parts import ChannelArgs, Corpus, ModelArgs
+from rollart_core.runtime.parts import ChannelArgs, EnvTasks, ModelArgs
 from rollart_core.runtime.remote import Care, RemoteEngine, RemoteWorker
 from rollart_core.runtime.restarts import Restarts
+from rollart_core.runtime.run_envs import by_env, env_ref
 from rollart_core.runtime.trainer_group import TrainerGroup
 from rollart_core.types import Sample, Task
 
@@ -49,7 +49,6 @@ class PartsRuntime(ABC):
         self.run = run
         self.config = run.config
         self.run_dir = run_dir
-        self._env = EnvRef(run.env.spec.id, run.env.options)
         self._shared = shared
         self._envs: EnvPool | None = None
         self._engines: list[RemoteEngine] = []
@@ -91,8 +90,8 @@ class PartsRuntime(ABC):
         part = self.new_part("model")
         try:
             await part.start()
-            corpus = Corpus(self._env, corpus_tasks, self.run.max_turns)
-            await part.call(f"{PARTS}:build_model", path, spec, corpus, self.config.seed)
+            corpora = self._by_env(corpus_tasks)
+            await part.call(f"{PARTS}:build_model", path, spec, corpora, self.config.seed)
         finally:
             await part.close()
         return path
@@ -128,11 +127,12 @@ class PartsRuntime(ABC):
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
         part = self._demonstrator = self.new_part("demonstrator")
-        limits = {
-            "max_turns": self.run.max_turns,
+        kwargs = {
+            "envs": self._by_env(tasks),
+            "tokenizer_path": model_path,
             "max_context_tokens": self.config.rollout.max_context_tokens,
+            "seed": self.config.seed,
         }
-        kwargs = {"env": self._env, "tokenizer_path": model_path, "tasks": tasks, "limits": limits}
         await part.start(f"{PARTS}:Demonstrator", kwargs)
 
         async def take(n: int) -> list[Sample]:
@@ -155,8 +155,8 @@ class PartsRuntime(ABC):
         closing += [p.close() for p in (self._trainer, self._envs) if p is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
-        if "sandbox" in self._env.options:  # an env worker that was killed could not close its own
-            await reap_at_leisure(PluginRef.model_validate(self._env.options["sandbox"]).id)
+        for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
+            await reap_at_leisure(sandbox)
         shutil.rmtree(self._shared, ignore_errors=True)
 
     async def start_worker(self) -> Worker:
@@ -165,6 +165,20 @@ class PartsRuntime(ABC):
         await part.start(f"{PARTS}:build_env_worker", self.worker_limits(num_threads=64))
         self.heartbeat.watch(part)
         return RemoteWorker(part)
+
+    def _by_env(self, tasks: Sequence[Task]) -> list[EnvTasks]:
+        """Return the tasks of each environment."""
+        tasks_of = by_env(tasks)
+        return [
+            EnvTasks(env_ref(env), tasks_of[env.name], env.max_turns)
+            for env in self.run.envs
+            if env.name in tasks_of
+        ]
+
+    def _sandboxes(self) -> list[str]:
+        """Return the ids of the sandboxes that environments of the run act in."""
+        given = [env.plugin.options.get("sandbox") for env in self.run.envs]
+        return list(dict.fromkeys(PluginRef.model_validate(s).id for s in given if s is not None))
 
     def worker_limits(self, num_threads: int) -> dict[str, int]:
         """Return what an env worker is built with."""
