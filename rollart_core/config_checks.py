@@ -44,6 +44,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _group_problems(config)
     problems += _model_problems(config)
     problems += _mix_problems(config)
+    problems += _scaling_problems(config)
     return problems + without_effect(config)
 
 
@@ -79,6 +80,10 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     if isinstance(config, SyncRun) and "kv_on_swap" in config.rollout.model_fields_set:
         why = "with mode: sync, where weights are never swapped under an episode"
         found.append((("rollout", "kv_on_swap"), why))
+    if config.staleness_bound == 0 and "in_flight" in config.rollout.model_fields_set:
+        which = "mode: sync" if isinstance(config, SyncRun) else "max_staleness: 0"
+        why = f"with {which}, where no turn is in flight when weights are swapped"
+        found.append((("rollout", "in_flight"), why))
     if (
         envs
         and all(env.sandbox is None for env in envs)
@@ -86,6 +91,9 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     ):
         which = ", ".join(env.id for env in envs)
         found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
+    if config.failures.hang_s is None and "heartbeat_s" in config.failures.model_fields_set:
+        found.append((("failures", "heartbeat_s"), "with failures.hang_s: none"))
+    found += _idle_trainer_keys(config)
     for key in replaced_everywhere(config):
         if key[1] in getattr(config, key[0]).model_fields_set:
             found.append((key, "where every environment of env has its own in run"))
@@ -115,6 +123,33 @@ def replaced_everywhere(config: RunConfig) -> list[tuple[str, str]]:
     ]
 
 
+def _scaling_problems(config: RunConfig) -> list[Problem]:
+    """Return where a run would begin outside of what its scaling allows."""
+    if config.scaling is None:
+        return []
+    runtime, scaling, problems = config.runtime, config.scaling, []
+    begins = {
+        "engines": ("num_engines", runtime.num_engines),
+        "env_workers": (
+            ("env_processes", runtime.env_processes)
+            if runtime.kind == "inline"
+            else ("num_env_workers", runtime.num_env_workers)
+        ),
+    }
+    for name, (key, count) in begins.items():
+        limits = getattr(scaling, name)
+        if limits is None:
+            continue
+        if count == 0:
+            message = "has no effect with runtime.env_processes: 0; remove it"
+            problems.append(Problem(("scaling", name), message))
+        elif not limits.min <= count <= limits.max:
+            message = f"the run begins with runtime.{key}: {count}, which is not from "
+            message += f"{limits.min} to {limits.max}"
+            problems.append(Problem(("scaling", name), message))
+    return problems
+
+
 def _mix_problems(config: RunConfig) -> list[Problem]:
     listed, problems = entries(config), []
     if len(listed) == 1 and listed[0].weight != 1:
@@ -132,12 +167,32 @@ def _mix_problems(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def _idle_trainer_keys(config: RunConfig) -> list[tuple[tuple[str | int, ...], str]]:
+    """Return the keys of the trainer that its ranks, or their number, leave nothing to do."""
+    trainer, num_ranks = config.trainer, config.runtime.num_trainer_ranks
+    found: list[tuple[tuple[str | int, ...], str]] = []
+    if num_ranks == 1 and trainer.collective_timeout_s is not None:
+        why = "with one trainer rank, which calls no other"
+        found.append((("trainer", "collective_timeout_s"), why))
+    if trainer.kernels == "native" and (num_ranks > 1 or trainer.activation_checkpointing):
+        why = "with several trainer ranks or activation_checkpointing, which use torch's own"
+        found.append((("trainer", "kernels"), why))
+    return found
+
+
 def _group_problems(config: RunConfig) -> list[Problem]:
-    least, size = config.rollout.min_group_size, config.rollout.group_size
-    if least <= size:
-        return []
-    message = f"{least} members can never be left of rollout.group_size ({size}): lower it"
-    return [Problem(("rollout", "min_group_size"), message)]
+    rollout, problems = config.rollout, []
+    if rollout.min_group_size > rollout.group_size:
+        least, size = rollout.min_group_size, rollout.group_size
+        message = f"{least} members can never be left of rollout.group_size ({size}): lower it"
+        problems.append(Problem(("rollout", "min_group_size"), message))
+    if rollout.redundant and config.deterministic:
+        message = (
+            f"{rollout.redundant} members more than needed make it a matter of time which are "
+            "trained, and deterministic: true forbids that; use one of the two"
+        )
+        problems.append(Problem(("rollout", "redundant"), message))
+    return problems
 
 
 def _model_problems(config: RunConfig) -> list[Problem]:

@@ -188,6 +188,10 @@ class RunRecorder:
             return
         self._totals.finish(trajectory)
 
+    def cancelled(self, trajectory: Trajectory) -> None:
+        """An attempt was cut off on purpose, and came as far as its turns say."""
+        self._log.trajectory(trajectory)
+
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
         """The scheduler gave something up."""
         if isinstance(action, DropGroup):

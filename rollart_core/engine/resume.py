@@ -31,6 +31,7 @@ FREE_KEYS = (
     "rollout.redundant",
     "runs_dir",
     "runtime",
+    "scaling",
     "stop",
     "trackers",
     "trainer",

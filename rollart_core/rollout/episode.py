@@ -6,6 +6,7 @@ retries, scores a failure, or leaves an environment or a session behind.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,16 @@ from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, Observed
 from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.types import Message, Observation, Status, Ticket, Trajectory, Turn, sampling_key
+from rollart_core.types import (
+    Failure,
+    Message,
+    Observation,
+    Status,
+    Ticket,
+    Trajectory,
+    Turn,
+    sampling_key,
+)
 
 
 class Generator(Protocol):
@@ -75,7 +85,12 @@ class _Record:
 
 
 async def run_episode(
-    ticket: Ticket, start_version: int, parts: EpisodeParts, *, temperature: float | None = None
+    ticket: Ticket,
+    start_version: int,
+    parts: EpisodeParts,
+    *,
+    temperature: float | None = None,
+    on_cancel: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
     """Execute one attempt of a ticket.
 
@@ -84,6 +99,7 @@ async def run_episode(
         start_version: Policy version the engines hold now.
         parts: Environments, engine, reward, limits.
         temperature: Other than the limits', for evaluation.
+        on_cancel: Hears how far it came when it is cancelled.
 
     Returns:
         The trajectory; with ``status`` ``failed`` and a typed failure when anything went wrong.
@@ -91,17 +107,29 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: When cancelled from outside; everything is given back before.
     """
-    began = time.perf_counter()
+    began, record = time.perf_counter(), _Record()
+
+    def failed(failure: Failure) -> Trajectory:
+        return Trajectory(
+            ticket,
+            "failed",
+            turns=tuple(record.turns),
+            failure=failure,
+            start_version=start_version,
+            wall_s=time.perf_counter() - began,
+        )
+
     try:
         async with TimeLimit("episode", parts.limits.episode_s):
-            conversation, record = await _play(ticket, parts, temperature)
+            conversation = await _play(ticket, parts, record, temperature)
         async with TimeLimit("reward", parts.limits.reward_s):
             result = await parts.score(_request(ticket, record, conversation))
     except EpisodeError as e:
-        wall_s = time.perf_counter() - began
-        return Trajectory(
-            ticket, "failed", failure=e.failure(), start_version=start_version, wall_s=wall_s
-        )
+        return failed(e.failure())
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
+        raise
     last = record.last
     status: Status = "truncated" if record.truncated else "finished"
     return Trajectory(
@@ -119,10 +147,10 @@ async def run_episode(
 
 
 async def _play(
-    ticket: Ticket, parts: EpisodeParts, temperature: float | None
-) -> tuple[Conversation, _Record]:
+    ticket: Ticket, parts: EpisodeParts, record: _Record, temperature: float | None
+) -> Conversation:
     session_id = f"{ticket.ticket_id}#{ticket.attempt}"
-    record, conversation = _Record(), parts.new_conversation()
+    conversation = parts.new_conversation()
     try:
         async with parts.envs.episode(session_id, parts.limits.timeouts) as episode:
             observed = await episode.reset(parts.env, ticket)
@@ -142,7 +170,7 @@ async def _play(
                 record.truncated = len(record.turns) >= parts.limits.max_turns
     finally:
         await parts.engine.release(session_id)
-    return conversation, record
+    return conversation
 
 
 async def _turn(

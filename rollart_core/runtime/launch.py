@@ -125,7 +125,7 @@ class _Launch:
                     recorder=recorder,
                     trainer=trainer,
                     engines=router,
-                    run_episode=self._envs.run_episode,
+                    run_episode=partial(self._envs.run_episode, on_cancel=recorder.cancelled),
                     source=self._envs.source(),
                 ),
             )

@@ -6,7 +6,7 @@ tasks, and for each task the parts an episode of it is made of. Never: runs an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -90,11 +90,18 @@ class RunEnvs:
             )
 
     async def run_episode(
-        self, ticket: Ticket, start_version: int, *, temperature: float | None = None
+        self,
+        ticket: Ticket,
+        start_version: int,
+        *,
+        temperature: float | None = None,
+        on_cancel: Callable[[Trajectory], None] | None = None,
     ) -> Trajectory:
         """Execute one attempt of a ticket in the environment its task is of."""
         parts = self._parts[ticket.task.env_id]
-        return await run_episode(ticket, start_version, parts, temperature=temperature)
+        return await run_episode(
+            ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
+        )
 
     def _limits(self, env: ResolvedEnv) -> EpisodeLimits:
         config, deadlines = self._run.config, self._run.deadlines

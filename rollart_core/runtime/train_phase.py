@@ -180,6 +180,7 @@ def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
         groups_per_batch=rollout.groups_per_batch,
         group_size=rollout.group_size,
         max_concurrent=rollout.max_concurrent,
+        redundant=rollout.redundant,
         mode=config.mode,
         min_group_size=rollout.min_group_size,
         max_staleness=config.staleness_bound,

@@ -177,6 +177,8 @@ class Trainer:
 
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
+        if "ref_logprobs" in self._algorithm.requires:
+            self._ensure_reference()  # also in a checkpoint from before the first batch
         if train_step is not None:
             self._optimizer.train_step = train_step
         checkpoint.save(path, self._state(policy_version))

@@ -48,6 +48,7 @@ class World:
         self.started: set[str] = set()
         self.history: list[Event] = []
         self.stopped: StopRun | None = None
+        self.spare: set[str] = set()
 
     def possible(self) -> list[Event]:
         """One event of each kind that the world could bring now."""
@@ -121,22 +122,32 @@ class World:
                     assert ticket.attempt <= self.policy.max_retries
                     self.started.add(ticket.ticket_id)
                     self.running[ticket.ticket_id] = ticket, start
+                case AbortEpisode(ticket_id, "redundant"):
+                    self.running.pop(ticket_id, None)  # or it was waiting for a retry
+                    self.spare.add(ticket_id)
+                    self.settle(ticket_id, "redundant")
                 case AbortEpisode(ticket_id, _):
                     del self.running[ticket_id]
                 case LoseTicket(ticket_id, _):
                     self.settle(ticket_id, "lost")
                 case CompleteGroup(group, lost):
-                    members = self.members(group)
-                    assert len(members) == self.policy.group_size
+                    members = [f"{group}.{i}" for i in range(self.policy.num_members)]
                     done = [t for t in members if t in self.oldest]
                     assert len(done) == len(members) - len(lost) >= self.policy.min_group_size
+                    assert len(done) <= self.policy.group_size
+                    assert not self.spare & set(done)
+                    gone = [t for t in members if self.settled.get(t) == "lost"]
+                    # None is given up while the group needs it.
+                    assert len(done) == self.policy.group_size or len(done) + len(gone) == len(
+                        members
+                    )
                     self.to_judge.append(group)
                 case DropGroup(group, reason):
                     if group in self.to_judge:
                         self.to_judge.remove(group)
                     for ticket_id in self.members(group):
                         assert ticket_id not in self.running
-                        if self.settled.get(ticket_id) != "lost":
+                        if self.settled.get(ticket_id) not in ("lost", "redundant"):
                             self.settle(ticket_id, reason)
                 case TrainBatch():
                     self.train(action)
@@ -151,7 +162,7 @@ class World:
         for group in batch.group_ids:
             assert group not in self.to_judge
             for ticket_id in self.members(group):
-                if self.settled.get(ticket_id) != "lost":
+                if self.settled.get(ticket_id) not in ("lost", "redundant"):
                     staleness = self.trainer - self.oldest[ticket_id]
                     assert 0 <= staleness <= self.policy.staleness_bound
                     self.settle(ticket_id, "trained")
@@ -161,7 +172,7 @@ class World:
         self.settled[ticket_id] = how
 
     def members(self, group: str) -> list[str]:
-        ids = [f"{group}.{i}" for i in range(self.policy.group_size)]
+        ids = [f"{group}.{i}" for i in range(self.policy.num_members)]
         return [t for t in ids if t in self.started]
 
     def run(self, stop_after: int | None) -> None:
@@ -185,6 +196,7 @@ class World:
         hows = list(self.settled.values())
         assert counts.trained == hows.count("trained")
         assert counts.lost == hows.count("lost")
+        assert counts.redundant >= hows.count("redundant")
         assert counts.num_running == counts.num_open_groups == counts.num_ready_groups == 0
         assert counts.batches == self.trainer
 
@@ -197,6 +209,7 @@ def policies(draw: st.DrawFn) -> SchedulePolicy:
         group_size=group_size,
         min_group_size=draw(st.integers(1, group_size)),
         max_concurrent=draw(st.integers(1, 24)),
+        redundant=draw(st.sampled_from([0, 0, 1, 3])),
         max_staleness=draw(st.integers(0, 4)),
         on_stale=draw(st.sampled_from(["wait", "drop"])),
         mode=draw(st.sampled_from(["sync", "async", "async"])),
@@ -216,7 +229,8 @@ def test_every_promise_holds_under_any_order(
     assert world.trainer == policy.num_batches
     if chaos == 0 and not policy.drops_stale:
         # Nothing is wasted where nothing fails and the trainer waits.
-        assert set(world.settled.values()) == {"trained"}
+        assert set(world.settled.values()) <= {"trained", "redundant"}
+        assert world.policy.redundant or "redundant" not in world.settled.values()
 
 
 @settings(max_examples=40, deadline=None)

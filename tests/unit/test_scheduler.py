@@ -12,6 +12,7 @@ from rollart_core.engine.events import (
     GroupFiltered,
     GroupKept,
     LoseTicket,
+    ReturningGroup,
     RunStarted,
     SchedulePolicy,
     StartEpisode,
@@ -23,7 +24,7 @@ from rollart_core.engine.events import (
 )
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource
-from rollart_core.types import Failure, FailureKind
+from rollart_core.types import Failure, FailureKind, Task
 
 BROKEN = Failure(FailureKind.ENVIRONMENT, "env.step", "boom")
 FATAL = Failure(FailureKind.SANDBOX, "sandbox.exec", "gone", retryable=False)
@@ -182,6 +183,39 @@ def test_group_with_too_few_members_is_dropped_and_replaced() -> None:
     assert actions == [CompleteGroup("g0000001", (1,))]
 
 
+def test_redundant_members_are_aborted_once_enough_have_finished() -> None:
+    s = scheduler(group_size=2, redundant=2, max_concurrent=3, max_retries=1, max_staleness=0)
+    assert started(s.handle(RunStarted())) == [f"g0000000.{i}" for i in range(3)]
+    assert started(s.handle(EpisodeFailed("g0000000.1", 0, BROKEN))) == ["g0000000.1"]
+    assert started(s.handle(EpisodeFinished("g0000000.2", 0, 0))) == ["g0000000.3"]
+    actions = s.handle(EpisodeFinished("g0000000.3", 0, 0))
+    assert actions == [
+        AbortEpisode("g0000000.0", "redundant"),
+        AbortEpisode("g0000000.1", "redundant"),
+        CompleteGroup("g0000000", (0, 1)),
+    ]
+    counts = s.snapshot()
+    assert (counts.redundant, counts.lost, counts.aborted) == (2, 0, 2)
+    assert s.handle(EpisodeFinished("g0000000.0", 0, 0)) == []  # it ended just then
+    assert of(TrainBatch, s.handle(GroupKept("g0000000"))) == [TrainBatch(("g0000000",), 0)]
+
+
+def test_a_redundant_member_that_never_began_is_not_aborted() -> None:
+    s = scheduler(group_size=1, redundant=2, max_concurrent=2, max_retries=1, max_staleness=0)
+    s.handle(RunStarted())
+    actions = s.handle(EpisodeFinished("g0000000.0", 0, 0))
+    assert actions == [AbortEpisode("g0000000.1", "redundant"), CompleteGroup("g0000000", (1, 2))]
+    assert s.snapshot().redundant == 2
+
+
+def test_redundant_members_stand_in_for_those_that_fail() -> None:
+    s = scheduler(group_size=2, redundant=1, min_group_size=2, max_staleness=0)
+    s.handle(RunStarted())
+    s.handle(EpisodeFailed("g0000000.0", 0, FATAL))
+    s.handle(EpisodeFinished("g0000000.1", 0, 0))
+    assert s.handle(EpisodeFinished("g0000000.2", 0, 0)) == [CompleteGroup("g0000000", (0,))]
+
+
 def test_filtered_group_is_replaced() -> None:
     s = scheduler(max_staleness=0)
     s.handle(RunStarted())
@@ -257,6 +291,70 @@ def test_resume_goes_on_with_fresh_numbers() -> None:
     assert start.ticket.ticket_id == "g0000040.0"
     assert start.start_version == 7
     assert of(TrainBatch, finish(s, "g0000040", version=7)) == [TrainBatch(("g0000040",), 7)]
+
+
+def test_groups_of_an_earlier_life_come_back_first_and_as_themselves() -> None:
+    task = Task("fake/Env-v0", "train", 33, 1)
+    back = (ReturningGroup("g0000005", 5, task, (3, 1)), ReturningGroup("g0000007", 7, task, (1,)))
+    s = scheduler(group_size=2, max_staleness=2, max_retries=1)
+    starts = of(StartEpisode, s.handle(RunStarted(4, 40, back)))
+    assert [(a.ticket.ticket_id, a.ticket.attempt) for a in starts] == [
+        ("g0000005.0", 3),
+        ("g0000005.1", 1),
+        ("g0000007.0", 1),
+        ("g0000007.1", 0),
+        ("g0000040.0", 0),
+        ("g0000040.1", 0),
+    ]
+    assert {a.ticket.task for a in starts[:4]} == {task}
+    assert s.snapshot().returned == 2
+    # Retries are counted anew: an attempt that a kill cut off was no failure.
+    assert started(s.handle(EpisodeFailed("g0000005.0", 3, BROKEN))) == ["g0000005.0"]
+    assert of(LoseTicket, s.handle(EpisodeFailed("g0000005.0", 4, BROKEN)))
+
+
+def test_a_stop_drops_groups_that_had_not_come_back_yet() -> None:
+    task = Task("fake/Env-v0", "train", 33, 1)
+    back = tuple(ReturningGroup(f"g000000{i}", i, task, (1,)) for i in range(3))
+    s = scheduler(max_staleness=0)
+    assert started(s.handle(RunStarted(4, 40, back))) == ["g0000000.0"]
+    dropped = of(DropGroup, s.handle(StopRequested("Ctrl-C")))
+    assert [a.group_id for a in dropped] == ["g0000000", "g0000001", "g0000002"]
+    assert {a.reason for a in dropped} == {"stopped"}
+
+
+def test_an_environment_that_always_fails_is_seen_among_healthy_ones() -> None:
+    mix = Mix()
+    policy = SchedulePolicy(1, 1, 100, failure_window=4, max_failure_rate=0.5, max_staleness=40)
+    s = Scheduler(policy, mix)
+    tickets = [a.ticket for a in of(StartEpisode, s.handle(RunStarted()))]
+    stops = []
+    for ticket in tickets:
+        bad = ticket.task.env_id == "bad/Env-v0"
+        event = (
+            EpisodeFailed(ticket.ticket_id, 0, FATAL)
+            if bad
+            else EpisodeFinished(ticket.ticket_id, 0, 0)
+        )
+        stops += of(StopRun, s.handle(event))
+    assert [stop.reason for stop in stops] == [
+        "100% of the last 4 attempts in bad/Env-v0 failed (limit 50%); "
+        "most often, 4 times, sandbox: gone"
+    ]
+
+
+class Mix:
+    """Every eighth task is of an environment that will fail."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def next(self) -> Task:
+        self.n += 1
+        return Task("bad/Env-v0" if self.n % 8 == 0 else "good/Env-v0", "train", self.n, 0)
+
+    def requeue(self, task: Task) -> None:
+        raise AssertionError(task)
 
 
 def test_tokens_older_than_the_start_are_dropped_not_trained() -> None:
