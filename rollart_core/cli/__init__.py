@@ -78,6 +78,11 @@ COMMANDS: dict[str, Command] = {
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
     ),
+    "scale": Command(
+        f"{_HERE}.scale:scale",
+        "Add or remove engines and env workers of a live run.",
+        "rollart scale runs/hello-20260101-120000 engines=2",
+    ),
     "plan": Command(
         f"{_HERE}.plan:plan",
         "Show where a run's parts would go on a cluster, why, and the rates to expect.",

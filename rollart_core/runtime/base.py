@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from rollart_core.config import NewModel
+from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.errors import RollartError
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.router import Router
 from rollart_core.types import Sample, Task
@@ -38,6 +40,15 @@ class TrainerHandle(Protocol):
 
 class Runtime(Protocol):
     """Where the parts of a run execute."""
+
+    on_lost: Callable[[RollartError], None] | None
+    """Called once, when what the run is on (a cluster) is gone."""
+
+    async def connect(self) -> Sequence[Pool]:
+        """Reach what the parts are to run on; return what there is."""
+
+    async def place(self, placement: Placement) -> None:
+        """Make sure that there is room, and all else that the parts need, where they will be."""
 
     async def start_envs(self) -> EnvPool:
         """Start the env workers."""

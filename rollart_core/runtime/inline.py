@@ -11,32 +11,49 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollart_core.boxes.ledger import RUN_VARIABLE
 from rollart_core.config import InlineRuntime as InlineConfig
-from rollart_core.contracts.hardware import Pool
+from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import LocalWorker, Worker
 from rollart_core.rollout.env_worker import EnvWorker
 from rollart_core.runtime.part import Part
-from rollart_core.runtime.parts_runtime import PARTS, PartsRuntime
+from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.process import PartProcess
-from rollart_core.runtime.remote import RemoteWorker
+
+LOCAL = "local"
+"""The name of this machine as a pool."""
 
 
 class InlineRuntime(PartsRuntime):
     """Starts and ends the parts on this machine."""
 
+    trainer_host = "127.0.0.1"
+
     def __init__(self, run: ResolvedRun, run_dir: Path) -> None:
         """Describe the run; nothing is started yet."""
         super().__init__(run, run_dir, shared_folder(run_dir.name))
-        self._inline: InlineConfig = run.config.runtime
+        assert isinstance(run.config.runtime, InlineConfig)
+        self._inline = run.config.runtime
 
     @property
     def num_env_workers(self) -> int:
         """How many env workers to start; without processes of their own there is one, here."""
         return max(1, self._inline.env_processes)
+
+    async def connect(self) -> Sequence[Pool]:
+        """Return this machine as the one pool there is."""
+        return [local_pool()]
+
+    async def place(self, placement: Placement) -> None:
+        """Do nothing: all is here."""
+
+    def pool_of(self, role: str, index: int) -> str:
+        """Return the one pool."""
+        return LOCAL
 
     def new_part(self, role: str, index: int = 0) -> Part:
         """Return an unstarted process of this machine."""
@@ -55,16 +72,21 @@ class InlineRuntime(PartsRuntime):
         limits = self.worker_limits(self._inline.env_threads)
         if self._inline.env_processes == 0:
             return LocalWorker(EnvWorker(**limits))
-        part = self.new_part("env")
-        await part.start(f"{PARTS}:build_env_worker", limits)
-        self.heartbeat.watch(part)
-        return RemoteWorker(part)
+        return await self._started_worker(self.new_part("env"), limits)
+
+    async def make_room(self, role: str, index: int, pool: str | None) -> None:
+        """Do nothing: a process more needs no leave."""
+
+    @property
+    def env_workers_scale(self) -> bool:
+        """Not where environments are in this process."""
+        return self._inline.env_processes > 0
 
 
 def local_pool() -> Pool:
     """Return this machine as the one pool there is."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Pool("local", "cpu", cores or 1)
+    return Pool(LOCAL, "cpu", cores or 1)
 
 
 def shared_folder(run_name: str) -> Path:

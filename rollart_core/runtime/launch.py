@@ -14,14 +14,14 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config import ModelPath
-from rollart_core.contracts.hardware import HardwareMapper, Placement
+from rollart_core.config import ModelPath, RayRuntime
+from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
 from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -33,7 +33,8 @@ from rollart_core.errors import ConfigError, RollartError, TrainerLost, first_li
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.router import Router, combined
 from rollart_core.runtime.base import Runtime, TrainerHandle
-from rollart_core.runtime.inline import InlineRuntime, local_pool
+from rollart_core.runtime.elastic import Elastic
+from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.report import RunReport, Sampled, env_report, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
@@ -91,24 +92,29 @@ class _Launch:
             return await self._execute(run_dir)
 
     async def _execute(self, run_dir: Path) -> RunReport:
-        runtime = InlineRuntime(self._run, run_dir)
+        runtime = new_runtime(self._run, run_dir)
         recorder = RunRecorder(self._run, run_dir, self._observer)
         runtime.tell = recorder.event
+        runtime.on_lost = self._fail
+        recorder.gauges = runtime.gauges
+        elastic = Elastic(runtime, self._config.scaling, recorder.event)
         report: RunReport | None = None
         with self._interrupts():
             try:
                 recorder.start()
+                await elastic.open(run_dir)
                 report = await self._phases_of(runtime, recorder, run_dir)
                 return report
             finally:
                 try:
-                    await asyncio.shield(asyncio.ensure_future(runtime.close()))
+                    await asyncio.shield(asyncio.ensure_future(_end(elastic, runtime)))
                 finally:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
     async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
         async with self._phase("set up", str(run_dir)):
-            self._placement = self._place()
+            self._placement = self._place(await runtime.connect())
+            await runtime.place(self._placement)
             envs = await runtime.start_envs()
             await self._envs.count_tasks(envs)
             model_path = await self._model(runtime, run_dir)
@@ -158,7 +164,7 @@ class _Launch:
 
     # Set-up
 
-    def _place(self) -> Placement:
+    def _place(self, pools: Sequence[Pool]) -> Placement:
         """Ask the hardware mapper where everything goes.
 
         Raises:
@@ -167,7 +173,7 @@ class _Launch:
         workloads = {env.name: env.spec.workload for env in self._run.envs}
         mapper: HardwareMapper = self._run.mapper.build()
         try:
-            return mapper.place(workloads, [local_pool()])
+            return mapper.place(workloads, pools)
         except ValueError as e:
             raise ConfigError(f"mapper {self._run.mapper.spec.id}: {first_line(str(e))}") from e
 
@@ -353,6 +359,22 @@ class _Launch:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+
+def new_runtime(run: ResolvedRun, run_dir: Path) -> PartsRuntime:
+    """Return the runtime of a run; nothing is started yet."""
+    if isinstance(run.config.runtime, RayRuntime):
+        from rollart_core.runtime.ray import RayRuntime as OnRay
+
+        return OnRay(run, run_dir)
+    from rollart_core.runtime.inline import InlineRuntime
+
+    return InlineRuntime(run, run_dir)
+
+
+async def _end(elastic: Elastic, runtime: Runtime) -> None:
+    await elastic.close()
+    await runtime.close()
 
 
 def _fell_short(result: WarmStartResult, wanted: float) -> str:

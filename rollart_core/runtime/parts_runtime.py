@@ -14,22 +14,27 @@ from __future__ import annotations
 import asyncio
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import NewModel, PluginRef
+from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.errors import RollartError, UserError
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, Worker
 from rollart_core.rollout.router import Router
 from rollart_core.runtime.base import TakeSamples
+from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
+from rollart_core.runtime.engine_set import EngineSet
 from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts import ChannelArgs, EnvTasks, ModelArgs
 from rollart_core.runtime.remote import Care, RemoteEngine, RemoteWorker
 from rollart_core.runtime.restarts import Restarts
 from rollart_core.runtime.run_envs import by_env, env_ref
+from rollart_core.runtime.scaling import Load
 from rollart_core.runtime.trainer_group import TrainerGroup
 from rollart_core.types import Sample, Task
 
@@ -51,10 +56,9 @@ class PartsRuntime(ABC):
         self.run_dir = run_dir
         self._shared = shared
         self._envs: EnvPool | None = None
-        self._engines: list[RemoteEngine] = []
+        self._engines: EngineSet | None = None
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
-        self._router: Router | None = None
         failures = run.config.failures
         self.tell: Tell = nobody_listens
         """Keeps what becomes of parts: in a run, the journal."""
@@ -63,6 +67,23 @@ class PartsRuntime(ABC):
             hang_s=failures.hang_s,
             tell=lambda kind, payload: self.tell(kind, payload),
         )
+
+    on_lost: Callable[[RollartError], None] | None = None
+    """Called once, when what the run is on (a cluster) is gone."""
+    trainer_host: str | None = None
+    """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
+
+    @abstractmethod
+    async def connect(self) -> Sequence[Pool]:
+        """Reach what the parts are to run on; return what there is."""
+
+    @abstractmethod
+    async def place(self, placement: Placement) -> None:
+        """Make sure that there is room, and all else that the parts need, where they will be."""
+
+    @abstractmethod
+    def pool_of(self, role: str, index: int) -> str:
+        """Return the name of the pool that a part is on."""
 
     @abstractmethod
     def new_part(self, role: str, index: int = 0) -> Part:
@@ -81,6 +102,7 @@ class PartsRuntime(ABC):
     async def start_envs(self) -> EnvPool:
         """Start the env workers."""
         self._envs = EnvPool(self.start_worker, num_workers=self.num_env_workers)
+        self._envs.on_replaced = lambda why: self.tell("part_died", {"part": "env", "why": why})
         await self._envs.start()
         return self._envs
 
@@ -101,11 +123,14 @@ class PartsRuntime(ABC):
         config = self.config
         model = ModelArgs(model_path, config.model.dtype, config.model.device)
         channel = ChannelArgs(self.run.weights, str(self._shared / "weights"))
-        num_engines = config.runtime.num_engines
-        self._engines = [self._engine(i, model, channel) for i in range(num_engines)]
+        engines = self._engines = EngineSet(
+            lambda index: self._engine(index, model, channel),
+            self,
+            load_limit_s=config.failures.load_weights_s,
+        )
         self._trainer = TrainerGroup(
             partial(self._watched_part, "trainer"),
-            1,
+            config.runtime.num_trainer_ranks,
             {
                 "config": config.trainer,
                 "algorithm": self.run.algorithm,
@@ -117,12 +142,10 @@ class PartsRuntime(ABC):
                     "seed": config.seed,
                 },
             },
+            host=self.trainer_host,
         )
-        await asyncio.gather(*(e.start() for e in self._engines), self._trainer.start())
-        limit_s = config.failures.load_weights_s
-        self._router = Router(self._engines, load_limit_s=limit_s)
-        self._router.watch()
-        return self._router, self._trainer
+        await asyncio.gather(engines.start(config.runtime.num_engines), self._trainer.start())
+        return engines.router, self._trainer
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
@@ -149,20 +172,97 @@ class PartsRuntime(ABC):
 
     async def close(self) -> None:
         """End every part at once, then remove what they shared."""
-        if self._router is not None:
-            await self._router.close()
-        closing = [e.close() for e in self._engines]
-        closing += [p.close() for p in (self._trainer, self._envs) if p is not None]
+        parts = (self._engines, self._trainer, self._envs)
+        closing = [part.close() for part in parts if part is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
         for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
             await reap_at_leisure(sandbox)
         shutil.rmtree(self._shared, ignore_errors=True)
 
+    # More or fewer, while the run goes on
+
+    def counts(self) -> dict[str, int]:
+        """Return what can be scaled, and how many of each there are; empty while it is set up."""
+        if self._engines is None or self._envs is None or not self._engines.started:
+            return {}
+        found = {ENGINES: self._engines.counts.total()}
+        if self.env_workers_scale:
+            found[ENV_WORKERS] = self._envs.num_workers
+        pools = self._engines.counts
+        return {**found, **pools} if len(pools) > 1 else found
+
+    async def scale(self, target: str, count: int) -> None:
+        """Have so many engines, env workers, or engines of a pool.
+
+        Raises:
+            UserError: When that cannot be.
+        """
+        assert self._engines is not None
+        if target == ENV_WORKERS:
+            await self.set_env_workers(count)
+        else:
+            await self._engines.resize(count, None if target == ENGINES else target)
+
+    async def set_env_workers(self, count: int) -> None:
+        """Have this many env workers; those that leave end when their last episode has.
+
+        Raises:
+            UserError: When it is less than one.
+        """
+        assert self._envs is not None
+        if count < 1:
+            raise UserError(f"{ENV_WORKERS}={count}: a run needs at least one")
+        await self._envs.resize(count)
+
+    def loads(self) -> tuple[list[Load], int]:
+        """Return what each engine that is up has to do, and how many episodes are under way."""
+        assert self._engines is not None
+        assert self._envs is not None
+        seats = [seat for seat in self._engines.router.seats if seat.open]
+        return [Load(s.kv_used, s.num_waiting) for s in seats], self._envs.num_episodes
+
+    @property
+    def env_workers_scale(self) -> bool:
+        """Whether there can be more or fewer env workers."""
+        return True
+
+    async def make_room(self, role: str, index: int, pool: str | None) -> None:
+        """Make room for one more part; ``pool`` None: wherever it fits best.
+
+        Raises:
+            UserError: When there is none.
+        """
+        raise UserError(f"no further {role} can join with runtime: {self.config.runtime.kind}")
+
+    async def free_room(self, role: str, index: int) -> None:  # noqa: B027 - kept where it is free
+        """Give up the room of a part that has left for good."""
+
+    def gauges(self) -> dict[str, float]:
+        """Return what there is now, and what it has to do, as metrics."""
+        if self._engines is None or self._envs is None or not self._engines.started:
+            return {}
+        return {
+            **self._engines.gauges(),
+            "env_workers/num": self._envs.num_workers,
+            "env_workers/episodes": self._envs.num_episodes,
+            "env_workers/replaced": self._envs.num_replaced,
+        }
+
+    # Parts
+
     async def start_worker(self) -> Worker:
         """Start one env worker."""
         part = self.new_part("env")
-        await part.start(f"{PARTS}:build_env_worker", self.worker_limits(num_threads=64))
+        limits = self.worker_limits(self.config.runtime.env_threads)
+        return await self._started_worker(part, limits)
+
+    async def _started_worker(self, part: Part, limits: Mapping[str, int]) -> Worker:
+        try:
+            await part.start(f"{PARTS}:build_env_worker", limits)
+        except BaseException:
+            await part.close(grace_s=0.0)
+            raise
         self.heartbeat.watch(part)
         return RemoteWorker(part)
 
@@ -199,9 +299,12 @@ class PartsRuntime(ABC):
             "model": model,
             "channel": channel,
             "settings": settings,
+            "in_flight": config.rollout.in_flight,
         }
         care = Care(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
-        return RemoteEngine(partial(self.new_part, "engine", index), arguments, care=care)
+        pool = self.pool_of("engine", index)
+        new_part = partial(self.new_part, "engine", index)
+        return RemoteEngine(new_part, arguments, pool=pool, care=care)
 
     def new_restarts(self) -> Restarts:
         """Return how often one engine may be started again."""

@@ -1,0 +1,156 @@
+"""Parts that join and leave a running job: by hand (`rollart scale`), or by the ``scaling`` policy.
+
+    rollart scale --> control socket --+
+                                       +--> one change at a time --> the runtime --> journal
+    every look_s: scaling policy ------+
+
+Takes: a runtime, and what the config says of scaling. Gives: changes, on record. Never: decides
+when (:mod:`rollart_core.runtime.scaling` does), or starts a part (the runtime does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rollart_core.config import Scaling
+from rollart_core.errors import RollartError, UserError, first_line
+from rollart_core.runtime.control import Control
+from rollart_core.runtime.heartbeat import Tell
+from rollart_core.runtime.scaling import Load, Scaler, engine_pressure, env_pressure
+
+ENGINES, ENV_WORKERS = "engines", "env_workers"
+"""What can be scaled in every run, besides pools by their names."""
+MOST = 256
+"""More parts of a kind than this are a slip of the finger."""
+
+
+class Scalable(Protocol):
+    """A runtime whose parts can join and leave."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Return what can be scaled, and how many of each there are; empty while it is set up."""
+
+    async def scale(self, target: str, count: int) -> None:
+        """Have so many of something that ``counts`` names.
+
+        Raises:
+            UserError: When that cannot be.
+        """
+
+    def loads(self) -> tuple[list[Load], int]:
+        """Return what each engine that is up has to do, and how many episodes are under way."""
+
+
+class Elastic:
+    """Scales a runtime; see the module.
+
+    Args:
+        runtime: What is scaled.
+        scaling: The policy; None: only by hand.
+        tell: Keeps what changed.
+    """
+
+    def __init__(self, runtime: Scalable, scaling: Scaling | None, tell: Tell) -> None:
+        self._runtime = runtime
+        self._scaling = scaling
+        self._tell = tell
+        self._turn = asyncio.Lock()
+        self._control: Control | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    async def open(self, run_dir: Path) -> None:
+        """Listen to `rollart scale`, and follow the policy if there is one."""
+        control = Control(run_dir, self.answer)
+        try:
+            await control.open()
+            self._control = control
+        except OSError as e:  # no such sockets on this file system: then not by hand
+            self._tell("control_off", {"why": first_line(str(e))})
+        if self._scaling is not None:
+            self._looking = asyncio.create_task(self._look(self._scaling), name="scaling")
+
+    async def close(self) -> None:
+        """Change nothing any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._control is not None:
+            await self._control.close()
+
+    async def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Do what `rollart scale` asks: ``{"scale": {target: count}}``; without it, only count."""
+        wanted = request.get("scale", {})
+        assert isinstance(wanted, dict)
+        async with self._turn:
+            before = dict(self._runtime.counts())
+            if not before:
+                raise UserError("the run is still being set up; try again in a moment")
+            checked = {target: _checked(target, n, before) for target, n in wanted.items()}
+            for target, count in checked.items():
+                await self._change(target, count, "by hand")
+            return {"before": before, "after": dict(self._runtime.counts())}
+
+    async def _change(self, target: str, count: int, why: str) -> None:
+        before = self._runtime.counts()[target]
+        if count == before:
+            return
+        change = {"target": target, "before": before, "asked": count, "why": why}
+        try:
+            await self._runtime.scale(target, count)
+        except Exception as e:
+            after = self._runtime.counts().get(target, 0)
+            self._tell("scale_failed", {**change, "after": after, "error": first_line(str(e))})
+            if isinstance(e, RollartError):
+                raise
+            raise UserError(f"{target}={count}: {type(e).__name__}: {first_line(str(e))}") from e
+        self._tell("scaled", {**change, "after": self._runtime.counts().get(target, 0)})
+
+    # By policy
+
+    async def _look(self, scaling: Scaling) -> None:
+        loop = asyncio.get_running_loop()
+        scalers = {
+            name: Scaler(limits.min, limits.max, scaling.hold_s, scaling.cool_s)
+            for name, limits in ((ENGINES, scaling.engines), (ENV_WORKERS, scaling.env_workers))
+            if limits is not None
+        }
+        while True:
+            await asyncio.sleep(scaling.look_s)
+            async with self._turn:
+                for target, scaler in scalers.items():
+                    await self._follow(scaling, target, scaler, loop.time())
+
+    async def _follow(self, scaling: Scaling, target: str, scaler: Scaler, now_s: float) -> None:
+        counts = self._runtime.counts()
+        if target not in counts:
+            return  # still being set up
+        loads, num_episodes = self._runtime.loads()
+        if target == ENGINES:
+            assert scaling.engines is not None
+            pressure = engine_pressure(scaling.engines, loads)
+        else:
+            assert scaling.env_workers is not None
+            pressure = env_pressure(scaling.env_workers, num_episodes, counts[target])
+        wanted = scaler.decide(now_s, counts[target], pressure)
+        if wanted != counts[target]:
+            try:
+                await self._change(target, wanted, "high load" if pressure.high else "low load")
+            except RollartError:
+                return  # on record; the next look tries again after cool_s
+
+
+def _checked(target: str, count: object, known: Mapping[str, int]) -> int:
+    """Return a count that may be asked for.
+
+    Raises:
+        UserError: When it may not.
+    """
+    if target not in known:
+        given = ", ".join(f"{name} ({n})" for name, n in known.items())
+        raise UserError(f"{target}: no such thing to scale; this run has {given}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST:
+        raise UserError(f"{target}={count}: give a whole number, at most {MOST}")
+    return count

@@ -1,0 +1,169 @@
+"""Engines that die and come back, over parts that are no processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.errors import EngineDied, PartDied
+from rollart_core.runtime.remote import Care, RemoteEngine
+from rollart_core.runtime.restarts import Restarts
+
+
+class FakePart:
+    """A part whose calls the test answers."""
+
+    def __init__(self, name: str, answers: dict[str, Callable[..., Any]]) -> None:
+        self.name = name
+        self.on_death: Callable[[Any], None] | None = None
+        self.alive = False
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers = answers
+        self._dead = asyncio.Event()
+
+    async def start(self, factory: str | None = None, kwargs: Any = None) -> None:
+        self.alive = True
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if not self.alive:
+            raise PartDied(f"the {self.name} process is gone")
+        self.calls.append((method, *args))
+        answer = self._answers.get(method)
+        if answer is not None:
+            return await answer(*args)
+        if method == "generate":
+            await self._dead.wait()
+            raise PartDied(f"the {self.name} process is gone")
+        return None
+
+    def kill(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._dead.set()
+            if self.on_death is not None:
+                self.on_death(self)
+
+    async def close(self, *, grace_s: float = 5.0) -> None:
+        self.on_death = None
+        self.kill()
+
+
+class Probe:
+    """An engine, its parts in the order they were made, and what it told."""
+
+    def __init__(self, most: int = 3, **answers: Callable[..., Any]) -> None:
+        self.parts: list[FakePart] = []
+        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.health: list[str] = []
+        self._answers = answers
+        care = Care(None, Restarts(most, 600.0), lambda *event: self.events.append(event))
+        self.engine = RemoteEngine(self._new, {}, care=care)
+        self.engine.on_health = lambda engine: self.health.append(engine.health)
+
+    def _new(self) -> FakePart:
+        self.parts.append(FakePart("engine", self._answers))
+        return self.parts[-1]
+
+    async def until(self, health: str) -> None:
+        async with asyncio.timeout(5):
+            while self.engine.health != health:
+                await asyncio.sleep(0)
+
+
+REQUEST = GenerateRequest("r", [1], 1, "s")
+
+
+def test_an_engine_is_up_again_only_with_the_newest_weights():
+    async def main() -> None:
+        probe = Probe()
+        await probe.engine.start()
+        await probe.engine.load_weights(4)
+        waiting = asyncio.create_task(probe.engine.generate(REQUEST))
+        await asyncio.sleep(0)
+        probe.parts[0].kill()
+        with pytest.raises(EngineDied):
+            await waiting
+        assert probe.engine.health == "down"
+        with pytest.raises(EngineDied):
+            await probe.engine.load_weights(5)  # published while it is down
+        await probe.until("up")
+        assert probe.parts[1].calls == [("start",), ("load_weights", 5)]
+        assert probe.health == ["up", "down", "up"]
+        assert [kind for kind, _ in probe.events] == ["part_died", "part_back"]
+        assert probe.events[1][1]["policy_version"] == 5
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_version_that_is_overtaken_while_the_engine_loads_it_is_let_go():
+    async def main() -> None:
+        async def load(version: int) -> None:
+            if version == 1 and len(probe.parts) == 2:
+                with pytest.raises(EngineDied):
+                    probe.parts[1].alive = False
+                    await probe.engine.load_weights(2)
+                probe.parts[1].alive = True
+                raise LookupError("version 1 is gone")
+
+        probe = Probe(load_weights=load)
+        await probe.engine.start()
+        await probe.engine.load_weights(1)
+        probe.parts[0].kill()
+        await probe.until("up")
+        assert [c for c in probe.parts[1].calls if c[0] == "load_weights"][-1] == (
+            "load_weights",
+            2,
+        )
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_keeps_dying_is_lost_and_says_why():
+    async def main() -> None:
+        probe = Probe(most=1)
+        await probe.engine.start()
+        probe.engine.kill("it did not load weights within 1 s")
+        await probe.until("up")
+        probe.parts[1].kill()
+        await probe.until("lost")
+        assert "died 2 times" in probe.engine.why_lost
+        kinds = [kind for kind, _ in probe.events]
+        assert kinds == ["part_died", "part_back", "part_died", "part_lost"]
+        assert "did not load weights" in str(probe.events[0][1]["why"])
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_counts_as_a_death():
+    async def main() -> None:
+        async def start() -> None:
+            if len(probe.parts) > 1:
+                raise OSError("no device")
+
+        probe = Probe(most=1, start=start)
+        await probe.engine.start()
+        probe.parts[0].kill()
+        await probe.until("lost")
+        assert "its start failed: no device" in probe.engine.why_lost
+        assert len(probe.parts) == 2
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_closed_engine_does_not_come_back():
+    async def main() -> None:
+        probe = Probe()
+        await probe.engine.start()
+        await probe.engine.close()
+        assert len(probe.parts) == 1
+        assert not probe.parts[0].alive
+
+    asyncio.run(main())
