@@ -119,7 +119,13 @@ def build_trainer(
     from rollart_core.train.trainer import Trainer
 
     if ranks is not None:
-        process_group.join(ranks.store, ranks.rank, ranks.world_size, model.device)
+        process_group.join(
+            ranks.store,
+            ranks.rank,
+            ranks.world_size,
+            device=model.device,
+            timeout_s=config.collective_timeout_s or process_group.TIMEOUT_S,
+        )
     return Trainer(
         config,
         algorithm.build(),

@@ -7,6 +7,7 @@ the order in which groups arrived reach a number.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -115,6 +116,59 @@ def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
         bins[-1].append(i)
         room -= costs[i]
     return bins
+
+
+def balance(costs: Sequence[int], budget: int, num_ranks: int) -> list[list[int]]:
+    """Return bins of near-equal cost, costliest first, equally many for each rank.
+
+    The greatest item goes to the emptiest bin (Graham 1969, LPT), in as few rounds of ``num_ranks``
+    bins as keep the budget. With fewer items than ranks there are fewer bins.
+
+    Args:
+        costs: Tokens of each item; one above the budget gets a bin of its own.
+        budget: Most tokens a bin.
+        num_ranks: Bins are a multiple of it.
+    """
+    largest_first = sorted(range(len(costs)), key=lambda i: -costs[i])
+    num_bins = num_ranks * max(1, -(-sum(costs) // (budget * num_ranks)))
+    while True:
+        emptiest: list[tuple[int, int, list[int]]] = [(0, b, []) for b in range(num_bins)]
+        for i in largest_first:
+            cost, b, members = emptiest[0]
+            heapq.heapreplace(emptiest, (cost + costs[i], b, [*members, i]))
+        if all(cost <= budget or len(members) == 1 for cost, _, members in emptiest):
+            break
+        num_bins += num_ranks
+    return [
+        members for cost, b, members in sorted(emptiest, key=lambda e: (-e[0], e[1])) if members
+    ]
+
+
+def level(bins: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
+    """Return bins in their order, the fullest halved until each rank gets equally many."""
+    levelled = list(bins)
+    while len(levelled) % num_ranks:
+        fullest = max(range(len(levelled)), key=lambda b: len(levelled[b]))
+        members = levelled[fullest]
+        if len(members) == 1:
+            break
+        half = len(members) // 2
+        levelled[fullest : fullest + 1] = [members[:half], members[half:]]
+    return levelled
+
+
+def imbalance(costs: Sequence[int], num_ranks: int) -> float:
+    """Return how much longer ranks in step take than if each round cost all of them the same.
+
+    Args:
+        costs: Of the bins, dealt to ranks in rounds.
+        num_ranks: Among how many.
+
+    Returns:
+        1 where nobody waits; ``num_ranks`` where one rank does everything.
+    """
+    rounds = [max(costs[i : i + num_ranks]) for i in range(0, len(costs), num_ranks)]
+    return num_ranks * sum(rounds) / max(1, sum(costs))
 
 
 def model_input(sample: Sample) -> IntArray:

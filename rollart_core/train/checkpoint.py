@@ -2,7 +2,10 @@
 
 Takes: named tensors (sharded or plain). Gives: a torch.distributed.checkpoint folder that any
 number of ranks can load, or a Hugging Face folder. Never: leaves half a checkpoint under its final
-name (a folder is renamed when it is whole).
+name (a folder is renamed when it is whole), or loads one whose files are not as they were written.
+
+Each rank writes the shards it holds, so the folder must be one that all of them see. Beside them
+lies ``checksums.json``: name -> ``[bytes, CRC-32]`` of every file.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import json
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.train import distributed
+
+CHECKSUMS = "checksums.json"
 
 State = dict[str, "Tensor | dict[str, Tensor] | dict[str, dict[str, Tensor]]"]
 
@@ -42,11 +48,25 @@ TOKENIZER_FILES = (
 
 
 def save(path: str, state: State) -> None:
-    """Save ``state`` at ``path``; what was there is replaced when the new one is whole."""
+    """Save ``state`` at ``path``; what was there is replaced when the new one is whole.
+
+    Raises:
+        OSError: When it cannot be written; the one that was there stays.
+    """
 
     def write(part: Path) -> None:
         with _quiet():
-            dcp_save(state, checkpoint_id=part, no_dist=distributed.world_size() == 1)
+            try:
+                dcp_save(state, checkpoint_id=part, no_dist=distributed.world_size() == 1)
+            except CheckpointException as e:
+                # It is no Exception, and would pass all who keep things whole.
+                raise OSError(f"cannot write the checkpoint {path}: {_reason(e)}") from e
+        with distributed.together():
+            mine = _sums_of(part)
+        sums = [row for rows in distributed.gather(mine) for row in rows]
+        with distributed.together():
+            if distributed.rank() == 0:
+                (part / CHECKSUMS).write_text(json.dumps(dict(sorted(sums)), indent=1))
 
     _replace_folder(Path(path), write)
 
@@ -55,30 +75,38 @@ def load(path: str, state: State) -> None:
     """Load a checkpoint into the tensors of ``state``.
 
     Raises:
-        ConfigError: When ``path`` holds no checkpoint, or one of another model.
+        ConfigError: When ``path`` holds no checkpoint, a damaged one, or one of another model.
     """
     if not (Path(path) / ".metadata").is_file():
         raise ConfigError(f"{path} holds no checkpoint")
+    with distributed.together():
+        _check_sums(Path(path))
     try:
         with _quiet():
             dcp_load(state, checkpoint_id=path, no_dist=distributed.world_size() == 1)
-    except (KeyError, ValueError, RuntimeError, CheckpointException) as e:
+    except (KeyError, ValueError, RuntimeError, OSError, EOFError, CheckpointException) as e:
         raise ConfigError(
-            f"the checkpoint {path} is not of this model and algorithm: {first_line(str(e))}"
+            f"the checkpoint {path} is not of this model and algorithm: {_reason(e)}"
         ) from e
 
 
 def export_hf(
     path: str, model: nn.Module, tensors: Mapping[str, Tensor], tokenizer_path: str | None
 ) -> None:
-    """Write a folder that transformers loads; with the tokenizer of ``tokenizer_path``."""
-    dtype = next(iter(tensors.values())).dtype
+    """Write a folder that transformers loads; with the tokenizer of ``tokenizer_path``.
+
+    The first rank writes it, from the tensors it has; those of the others do not matter.
+    """
 
     def write(part: Path) -> None:
-        if distributed.rank() > 0:
-            return
-        save: Any = model.save_pretrained
-        save(part, state_dict=dict(tensors))
+        with distributed.together():
+            if distributed.rank() == 0:
+                write_here(part)
+
+    def write_here(part: Path) -> None:
+        dtype = next(iter(tensors.values())).dtype
+        write_model: Any = model.save_pretrained
+        write_model(part, state_dict=dict(tensors))
         config = json.loads((part / "config.json").read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")
         (part / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -109,19 +137,71 @@ def _replace_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a folder beside ``path``, then give it that name."""
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
     first = distributed.rank() == 0
-    if first:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-    distributed.barrier()
+    with distributed.together():
+        if first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(part, ignore_errors=True)
     write(part)
-    distributed.barrier()
-    if first:
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        part.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    distributed.barrier()
+    with distributed.together():
+        if first:
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                path.rename(old)
+            part.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _sums_of(folder: Path) -> list[tuple[str, list[int]]]:
+    """Return name, bytes and CRC-32 of this rank's share of the files; all ranks see all files."""
+    names = sorted(p.name for p in folder.iterdir() if p.name != CHECKSUMS)
+    mine = names[distributed.rank() :: distributed.world_size()]
+    return [(name, _sum_of(folder / name)) for name in mine]
+
+
+def _sum_of(file: Path) -> list[int]:
+    size = crc = 0
+    with file.open("rb") as content:
+        while chunk := content.read(2**22):
+            size += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return [size, crc]
+
+
+def _check_sums(folder: Path) -> None:
+    """Read this rank's share of the files against their checksums, where there are any.
+
+    Raises:
+        ConfigError: Naming the first file that is not as it was written.
+    """
+    sums = folder / CHECKSUMS
+    if not sums.is_file():  # written before there were any
+        return
+    try:
+        written: dict[str, list[int]] = json.loads(sums.read_text(encoding="utf-8"))
+        mine = sorted(written.items())[distributed.rank() :: distributed.world_size()]
+    except (ValueError, AttributeError):
+        raise _damaged(sums, "it is no JSON") from None
+    for name, was in mine:
+        file = folder / name
+        if not file.is_file():
+            raise _damaged(file, "it is not there")
+        if (now := _sum_of(file)) != was:
+            what = f"{now[0]} bytes where {was[0]} were written"
+            raise _damaged(file, what if now[0] != was[0] else "other bytes than were written")
+
+
+def _damaged(file: Path, how: str) -> ConfigError:
+    return ConfigError(
+        f"{file} is damaged ({how}): copy it back from where it is whole, or remove the folder "
+        f"{file.parent.name} to go on from the checkpoint before it"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line that says what went wrong; ranks' errors stand inside a common one."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return first_line(str(error) or type(error).__name__)
 
 
 @contextlib.contextmanager
@@ -132,9 +212,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return whole tensors on the CPU in ``dtype`` (a collective call where they are sharded)."""
-    return {name: t.to("cpu") for name, t in stream(tensors, dtype)}
+def on_first_rank(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return whole tensors on the CPU in ``dtype``; on other ranks than the first, none.
+
+    A collective call where they are sharded.
+    """
+    first = distributed.rank() == 0
+    return {name: t.to("cpu") for name, t in stream(tensors, dtype) if first}
 
 
 def stream(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -143,4 +227,4 @@ def stream(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[
     Where they are sharded every rank must go through all of it: each is a collective call.
     """
     for name, tensor in tensors.items():
-        yield name, distributed.whole(tensor).to(dtype)
+        yield name, distributed.whole(tensor.to(dtype))

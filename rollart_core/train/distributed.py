@@ -1,16 +1,30 @@
 """One rank or several: FSDP2 where torch.distributed has more than one rank, nothing where not.
 
-Takes: a model, or numbers of this rank. Gives: the sharded model, or sums and maxima over ranks.
-Never: starts a process group; whoever starts the ranks does.
+Takes: a model, or numbers of this rank. Gives: the sharded model, this rank's share of the work,
+sums and maxima over ranks. Never: starts a process group; whoever starts the ranks does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+WHOLE_GRADIENT_BYTES = 2 * 2**30
+"""A model whose float32 gradient takes no more than this reduces it once an update."""
+
+
+class Share(NamedTuple):
+    """One microbatch of this rank."""
+
+    members: list[int]
+    is_real: bool
+    """False for one that only keeps this rank in step with the others."""
 
 
 def world_size() -> int:
@@ -23,16 +37,46 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def shard(model: nn.Module) -> None:
-    """Shard the parameters over the ranks, layer by layer; nothing on one rank."""
-    if world_size() == 1:
-        return
-    from torch.distributed.fsdp import fully_shard
+def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> nn.Module:
+    """Move a model to its device, its parameters sharded over the ranks, layer by layer.
 
+    On one rank nothing is sharded. With ``bfloat16`` layers are gathered and computed in bfloat16,
+    gradients are reduced in float32, and the shards stay float32.
+    """
+    if world_size() == 1:
+        return model.to(device)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if bfloat16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device.type, (world_size(),))
+    # Each layer moves to the device when its turn comes, so that it never holds the whole model.
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
+    """Return the layers of a transformers causal LM."""
     decoder: Any = model.get_decoder()  # type: ignore[operator]
-    for layer in decoder.layers:
-        fully_shard(layer)
-    fully_shard(model)
+    layers: Sequence[nn.Module] = decoder.layers
+    return layers
+
+
+def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
+    """Say whether the next backward pass is the last before an update.
+
+    Gradients are summed over ranks after that one alone, where a whole gradient on every rank is
+    small enough; otherwise after each pass, which keeps only shards of it.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        num_bytes = 4 * sum(p.numel() for p in model.parameters())
+        model.set_requires_gradient_sync(is_last or num_bytes > WHOLE_GRADIENT_BYTES)
 
 
 def reshard(model: nn.Module) -> None:
@@ -43,6 +87,13 @@ def reshard(model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+def share(bins: Sequence[list[int]]) -> list[Share]:
+    """Return this rank's microbatches; all ranks get equally many, and take each in step."""
+    size = world_size()
+    mine = [start + rank() for start in range(0, len(bins), size)]
+    return [Share(bins[i], True) if i < len(bins) else Share(bins[0], False) for i in mine]
 
 
 def all_sum(values: Tensor) -> Tensor:
@@ -65,6 +116,33 @@ def barrier() -> None:
         dist.barrier()
 
 
+def gather(value: object) -> list[Any]:
+    """Return every rank's value, by rank; plain objects that pickle."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Let no rank go on when another has failed: what one raises inside, all raise.
+
+    For work without collective calls, such as writing a file on one rank.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as e:
+        if world_size() == 1:
+            raise
+        error = e
+    for found in gather(_portable(error)):
+        if found is not None:
+            raise found from error
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return a sharded tensor whole (a collective call); a plain one as it is."""
     gather = getattr(tensor, "full_tensor", None)
@@ -75,3 +153,11 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     """Scale gradients so that their norm (over all ranks) is at most this; return the norm."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
     return whole(norm)
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -3,7 +3,7 @@
 ======== ===================================================== =================================
 road     for                                                   work
 ======== ===================================================== =================================
-tree     Llama family, one rank, float32                       every distinct prefix once
+tree     Llama family, one rank, float32, activations kept     every distinct prefix once
 packed   models that take a custom attention function          no padding
 padded   any causal LM of transformers                         rows padded to the longest
 ======== ===================================================== =================================
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.train import decoder, kernels, packed, tree
-from rollart_core.train.batch import model_input, pack
+from rollart_core.train.batch import balance, level, model_input, pack
 from rollart_core.types import IntArray, Sample
 
 Road = Literal["tree", "packed", "padded"]
@@ -48,8 +48,13 @@ class Policy(ABC):
         self._device_type = next(model.parameters()).device.type
 
     @abstractmethod
-    def microbatches(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
-        """Return bins of indices of at most ``budget`` computed tokens (a longer row: alone)."""
+    def microbatches(
+        self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
+    ) -> list[list[int]]:
+        """Return bins of indices of at most ``budget`` computed tokens (a longer row: alone).
+
+        For several ranks equally many each, where there are enough samples, and of like cost.
+        """
 
     @abstractmethod
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -91,9 +96,11 @@ class TreePolicy(Policy):
         super().__init__(model, temperature, autocast)
         self._decoder = decoder.TreeDecoder(model, ops or kernels.TorchOps())
 
-    def microbatches(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
+    def microbatches(
+        self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
+    ) -> list[list[int]]:
         """Count distinct prefixes only; see :class:`Policy`."""
-        return tree.pack_shared([model_input(s) for s in samples], budget)
+        return level(tree.pack_shared([model_input(s) for s in samples], budget), num_ranks)
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         prefixes = tree.build([model_input(s) for s in samples])
@@ -111,9 +118,12 @@ class PackedPolicy(Policy):
         super().__init__(model, temperature, autocast)
         packed.install(model)
 
-    def microbatches(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
+    def microbatches(
+        self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
+    ) -> list[list[int]]:
         """Count the tokens the model must read; see :class:`Policy`."""
-        return pack([len(model_input(s)) for s in samples], budget)
+        costs = [len(model_input(s)) for s in samples]
+        return pack(costs, budget) if num_ranks == 1 else balance(costs, budget, num_ranks)
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = [model_input(s) for s in samples]
@@ -131,7 +141,9 @@ class PackedPolicy(Policy):
 class PaddedPolicy(Policy):
     """Rows padded on the right to the longest, with an attention mask."""
 
-    def microbatches(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
+    def microbatches(
+        self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
+    ) -> list[list[int]]:
         """Count padding too; see :class:`Policy`."""
         lengths = [len(model_input(s)) for s in samples]
         bins: list[list[int]] = []
@@ -139,7 +151,7 @@ class PaddedPolicy(Policy):
             if not bins or (len(bins[-1]) + 1) * lengths[bins[-1][0]] > budget:
                 bins.append([])
             bins[-1].append(i)
-        return bins
+        return level(bins, num_ranks)
 
     def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = [model_input(s) for s in samples]
@@ -159,9 +171,11 @@ class PaddedPolicy(Policy):
         return out.logits.flatten(0, 1)[keep], each, tokens, each
 
 
-def choose_road(model: nn.Module, *, world_size: int, autocast: bool) -> Road:
+def choose_road(
+    model: nn.Module, *, world_size: int, autocast: bool, recompute: bool = False
+) -> Road:
     """Return the best road for a model."""
-    if world_size == 1 and not autocast and decoder.supports(model):
+    if world_size == 1 and not (autocast or recompute) and decoder.supports(model):
         return "tree"
     return "packed" if packed.supports(model) else "padded"
 

@@ -15,27 +15,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rollart_core.errors import ConfigError
+
+TIMEOUT_S = 600.0
+"""Of calls among ranks, unless the config says otherwise, and of their meeting. Only a rank that
+hangs takes so long: one that dies is noticed at once."""
+
 _stores: list[Any] = []
 """The store that this process serves to all ranks, from :func:`open_store` to :func:`join`."""
 
 
-def open_store(host: str | None = None, timeout_s: float = 300.0) -> str:
+def open_store(host: str | None = None) -> str:
     """Serve a store at a free port of this machine; called in rank 0's process.
 
     Args:
         host: A name or address of this machine; None: the one by which others reach it.
-        timeout_s: How long the ranks wait for each other.
 
     Returns:
         ``host:port``.
     """
     host = host or own_address()
-    store = _store(host, 0, timeout_s, is_master=True)
+    store = _store(host, 0, is_master=True)
     _stores[:] = [store]
     return f"{host}:{store.port}"
 
 
-def join(store: str, rank: int, world_size: int, device: str, timeout_s: float = 300.0) -> None:
+def join(
+    store: str, rank: int, world_size: int, *, device: str = "cpu", timeout_s: float = TIMEOUT_S
+) -> None:
     """Join the group and wait until all ranks have.
 
     Args:
@@ -44,13 +51,25 @@ def join(store: str, rank: int, world_size: int, device: str, timeout_s: float =
         world_size: How many ranks there are.
         device: ``cpu``, ``cuda`` or ``auto``.
         timeout_s: A collective call that takes longer fails.
+
+    Raises:
+        ConfigError: When this machine alone has to give every rank a CUDA device, and cannot.
     """
     host, _, port = store.rpartition(":")
-    _stay_on_this_machine(host)
-    meeting = _stores[0] if rank == 0 else _store(host, int(port), timeout_s)
+    is_here = _stay_on_this_machine(host)
+    meeting = _stores[0] if rank == 0 else _store(host, int(port))
+    # Some come late: each imports torch at its own pace. Later calls have a limit of their own.
+    meeting.set(f"here/{rank}", "")
+    meeting.wait([f"here/{r}" for r in range(world_size)], timedelta(seconds=TIMEOUT_S))
     use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if use_cuda:
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        num_devices = torch.cuda.device_count()
+        if is_here and world_size > num_devices:
+            raise ConfigError(
+                f"runtime.num_trainer_ranks: {world_size} ranks on CUDA need a device each; this "
+                f"machine has {num_devices}"
+            )
+        torch.cuda.set_device(rank % num_devices)
     dist.init_process_group(
         # Checkpoints and counters gather on the CPU, so gloo is there beside NCCL.
         "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
@@ -79,20 +98,22 @@ def own_address() -> str:
         return address
 
 
-def _store(host: str, port: int, timeout_s: float, *, is_master: bool = False) -> Any:
+def _store(host: str, port: int, *, is_master: bool = False) -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         is_master=is_master,
         wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
 
 
-def _stay_on_this_machine(host: str) -> None:
+def _stay_on_this_machine(host: str) -> bool:
     """Let ranks that meet on loopback talk over loopback, whatever this machine's name means."""
     if not host.startswith("127."):
-        return
+        return False
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    return True

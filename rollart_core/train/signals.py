@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rollart_core.errors import ConfigError
+from rollart_core.train import distributed
 from rollart_core.train.policy import Policy
 from rollart_core.types import FloatArray, Sample
 
@@ -71,13 +72,31 @@ def signal_rows(
     """
     rows = [np.zeros(s.num_tokens, dtype=np.float32) for s in samples]
     asked = [i for i, s in enumerate(samples) if s.num_loss_tokens]
-    for members in policy.microbatches([samples[i] for i in asked], budget):
+    bins = policy.microbatches([samples[i] for i in asked], budget, distributed.world_size())
+    for members, is_real in distributed.share(bins):
         chosen = [asked[m] for m in members]
         with torch.no_grad():
             values = policy.logprobs([samples[i] for i in chosen])[1 if entropy else 0]
-        flat, start = values.cpu().numpy(), 0
-        for i in chosen:
-            stop = start + samples[i].num_loss_tokens
-            rows[i][samples[i].loss_mask] = flat[start:stop]
-            start = stop
-    return rows
+        if is_real:
+            _fill(rows, samples, chosen, values.cpu().numpy())
+    distributed.reshard(policy.model)
+    return _of_all_ranks(rows)
+
+
+def _fill(
+    rows: list[FloatArray], samples: Sequence[Sample], chosen: Sequence[int], flat: FloatArray
+) -> None:
+    """Put the values ``[K]`` of some samples' loss tokens into their rows."""
+    start = 0
+    for i in chosen:
+        stop = start + samples[i].num_loss_tokens
+        rows[i][samples[i].loss_mask] = flat[start:stop]
+        start = stop
+
+
+def _of_all_ranks(rows: list[FloatArray]) -> list[FloatArray]:
+    """Return rows of which each rank has filled some; the others' are 0, so a sum is exact."""
+    if distributed.world_size() == 1 or not rows:
+        return rows
+    flat = distributed.all_sum(torch.from_numpy(np.concatenate(rows))).numpy()
+    return np.split(flat, np.cumsum([len(r) for r in rows])[:-1])

@@ -23,13 +23,14 @@ from rollart_core.config import Trainer as TrainerConfig
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.train import batch, checkpoint, distributed
+from rollart_core.train import batch, checkpoint, distributed, process_group
 from rollart_core.train.batch import Minibatch, Row
 from rollart_core.train.kernels import TorchOps
 from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.train.native import native_ops
 from rollart_core.train.optimizer import GuardedAdamW
 from rollart_core.train.policy import Policy, choose_road, make_policy
+from rollart_core.train.recompute import recompute_activations
 from rollart_core.train.report import TrainStepReport
 from rollart_core.train.signals import LazySignals, check_known, signal_rows
 from rollart_core.types import FloatArray, Group, Sample
@@ -78,7 +79,7 @@ class Trainer:
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = _device(device)
         self._model_path = model_path
-        self._model = self._load()
+        self._model = self._load(recompute=config.activation_checkpointing)
         self._policy = self._make_policy(self._model, temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
@@ -140,7 +141,9 @@ class Trainer:
         loss = torch.zeros((), device=self._device)
         with self._determinism(), self._policy.at_temperature(1.0):
             self._supervisor.zero_grad()
-            for members, is_real in self._share(live):
+            shares = self._share(live)
+            for n, (members, is_real) in enumerate(shares, 1):
+                distributed.reduce_gradients(self._model, is_last=n == len(shares))
                 logprobs, _ = self._policy.logprobs([live[i] for i in members])
                 part = -logprobs.sum() / total * is_real
                 _backward(part * distributed.world_size())
@@ -163,17 +166,24 @@ class Trainer:
     def publish(self, policy_version: int) -> Publication:
         """Put the weights on the channel, under transformers' names; a tied head is left out.
 
+        Sharded ones are made whole one by one, already in the dtype published: no rank holds the
+        whole model for it.
+
         Raises:
             RuntimeError: When the trainer was built without a channel.
         """
         if self._channel is None:
             raise RuntimeError("this trainer has no weight channel to publish on")
         tensors = checkpoint.stream(checkpoint.named_tensors(self._model), self._dtype)
-        if distributed.rank() > 0:
-            for _ in tensors:  # every rank takes part in making each whole
-                pass
-            return Publication(policy_version, 0, 0.0)
-        return self._channel.publish(policy_version, tensors)
+        publication = Publication(policy_version, 0, 0.0)
+        with distributed.together():
+            try:
+                if distributed.rank() == 0:
+                    publication = self._channel.publish(policy_version, tensors)
+            finally:
+                for _ in tensors:  # every rank takes part in making each whole
+                    pass
+        return publication
 
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
@@ -201,13 +211,14 @@ class Trainer:
 
     def export_hf(self, path: str, tokenizer_path: str | None = None) -> None:
         """Write a folder that transformers loads, with the files of the tokenizer."""
-        tensors = checkpoint.cast(checkpoint.named_tensors(self._model), self._dtype)
+        tensors = checkpoint.on_first_rank(checkpoint.named_tensors(self._model), self._dtype)
         checkpoint.export_hf(path, self._model, tensors, tokenizer_path)
 
     def close(self) -> None:
-        """Free the channel; may be called twice."""
+        """Free the channel and leave the other ranks; may be called twice."""
         if self._channel is not None:
             self._channel.close()
+        process_group.leave()
 
     def _prepare(
         self, groups: Sequence[Group], policy_version: int
@@ -246,9 +257,11 @@ class Trainer:
         if not minibatch.rows:
             return {**sums.finish(), "loss": 0.0, "updated": 0.0, "tokens": 0.0}
         samples = [r.sample for r in minibatch.rows]
-        computed = -self._policy.computed_tokens
+        computed_before = self._policy.computed_tokens
         self._optimizer.zero_grad()
-        for members, is_real in self._share(samples):
+        shares = self._share(samples)
+        for n, (members, is_real) in enumerate(shares, 1):
+            distributed.reduce_gradients(self._model, is_last=n == len(shares))
             part = loss_batch(minibatch, members, policy_version, self._device)
             values, entropy = self._policy.logprobs([samples[i] for i in members])
             logprobs = spread(values, part.loss_mask)
@@ -259,6 +272,7 @@ class Trainer:
             mismatch = mismatch_sums(logprobs, part)
             entropies = {"loss": loss, "entropy": entropy.sum()}
             sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
+        computed = torch.tensor(self._policy.computed_tokens - computed_before)
         metrics_now = sums.finish()
         outcome = self._optimizer.update(metrics_now["loss"])
         return {
@@ -268,16 +282,24 @@ class Trainer:
             "updated": float(outcome.updated),
             "not_finite": float(not outcome.updated),
             "tokens": float(sum(s.num_tokens for s in samples)),
-            "computed_tokens": float(computed + self._policy.computed_tokens),
+            "computed_tokens": float(distributed.all_sum(computed)),
+            **self._waiting(samples),
         }
 
-    def _share(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], bool]]:
-        """Yield this rank's microbatches; all ranks get equally many, the extra ones not real."""
-        bins = self._policy.microbatches(samples, self._config.max_tokens_per_microbatch)
-        size = distributed.world_size()
-        for start in range(0, len(bins), size):
-            mine = start + distributed.rank()
-            yield (bins[mine], True) if mine < len(bins) else (bins[0], False)
+    def _share(self, samples: Sequence[Sample]) -> list[distributed.Share]:
+        """Return this rank's microbatches of an update."""
+        return distributed.share(self._bins(samples))
+
+    def _bins(self, samples: Sequence[Sample]) -> list[list[int]]:
+        budget = self._config.max_tokens_per_microbatch
+        return self._policy.microbatches(samples, budget, distributed.world_size())
+
+    def _waiting(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return how evenly the tokens of an update lie on the ranks; nothing on one rank."""
+        if distributed.world_size() == 1:
+            return {}
+        costs = [sum(len(batch.model_input(samples[i])) for i in b) for b in self._bins(samples)]
+        return {"rank_imbalance": batch.imbalance(costs, distributed.world_size())}
 
     def _state(self, policy_version: int) -> checkpoint.State:
         state: checkpoint.State = {
@@ -301,15 +323,23 @@ class Trainer:
             self._reference = self._make_policy(model, self._policy.temperature)
         return self._reference
 
-    def _load(self) -> torch.nn.Module:
-        model = load_model(self._model_path).to(self._device)
-        distributed.shard(model)
-        return model
+    def _load(self, *, recompute: bool = False) -> torch.nn.Module:
+        model = load_model(self._model_path)
+        if recompute:
+            recompute_activations(model)
+        return distributed.shard(model, self._device, bfloat16=self._bfloat16)
 
     def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
-        autocast = self._config.autocast == "bfloat16" or self._dtype == torch.bfloat16
-        road = choose_road(model, world_size=distributed.world_size(), autocast=autocast)
+        size = distributed.world_size()
+        autocast = self._bfloat16 and size == 1  # FSDP2 casts by itself what it gathers
+        recompute = self._config.activation_checkpointing
+        road = choose_road(model, world_size=size, autocast=autocast, recompute=recompute)
         return make_policy(road, model, temperature, autocast=autocast, ops=self._ops())
+
+    @property
+    def _bfloat16(self) -> bool:
+        """Whether matrix products are computed in bfloat16."""
+        return self._config.autocast == "bfloat16" or self._dtype == torch.bfloat16
 
     def _ops(self) -> TorchOps | None:
         """Return the functions in C where the config and the device allow it; None for torch's."""

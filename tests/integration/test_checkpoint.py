@@ -95,3 +95,23 @@ def test_an_exported_folder_loads_with_its_tokenizer(
     assert str(AutoConfig.from_pretrained(tmp_path / "hf").dtype) == f"torch.{dtype}"
     assert (tmp_path / "hf" / "tokenizer.json").is_file()
     assert not (tmp_path / "hf" / "unrelated.bin").exists()
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "checksums.json"])
+@pytest.mark.parametrize("how", ["truncated", "changed", "gone"])
+def test_a_damaged_checkpoint_says_which_file_and_how_to_mend_it(
+    model_path: str, tmp_path: Path, name: str, how: str
+) -> None:
+    if (name, how) in {(".metadata", "gone"), ("checksums.json", "gone")}:
+        pytest.skip("then it is no checkpoint, or one from before there were checksums")
+    trainer = make_trainer(model_path)
+    trainer.save(str(tmp_path / "c"), policy_version=1)
+    file = tmp_path / "c" / name
+    content = file.read_bytes()
+    half = len(content) // 2
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[:half] if how == "truncated" else content[:half] + b"\0" * half)
+    with pytest.raises(ConfigError, match=rf"c/{name} is damaged .*remove the folder c to go on"):
+        trainer.load(str(tmp_path / "c"))

@@ -1,0 +1,59 @@
+"""Groups of trainer ranks in processes of their own, for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rollart_core import registry
+from rollart_core.config import Trainer as TrainerConfig
+from rollart_core.resolve import ResolvedPlugin
+from rollart_core.runtime.parts import ChannelArgs, ModelArgs
+from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.trainer_group import TrainerGroup
+
+SETTINGS = {"temperature": 1.0, "deterministic": False, "seed": 0}
+
+
+def resolved(kind: str, plugin_id: str, **options: object) -> ResolvedPlugin[Any]:
+    spec = registry.spec(kind, plugin_id)
+    return ResolvedPlugin(kind, spec, dict(options), "rollart", "0")
+
+
+@asynccontextmanager
+async def trainer_ranks(
+    model: str,
+    num_ranks: int,
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    algorithm: Mapping[str, object] | None = None,
+    **changes: object,
+):
+    """Start a group on ``model``, and end it."""
+    config = {"max_tokens_per_microbatch": 256, "warmup_train_steps": 0, **changes}
+    channel = ChannelArgs(
+        resolved("weight_channels", "rollart/SharedMemory-v1"), str(folder / "weights")
+    )
+    group = TrainerGroup(
+        lambda rank: PartProcess(f"trainer-{rank}", log_path=folder / f"rank{rank}.log"),
+        num_ranks,
+        {
+            "config": TrainerConfig(**config),
+            "algorithm": resolved("algorithms", "grpo", **(algorithm or {})),
+            "model": ModelArgs(model, dtype, "cpu"),
+            "channel": channel,
+            "settings": SETTINGS,
+        },
+        host="127.0.0.1",
+    )
+    try:
+        await group.start()
+        yield group
+    finally:
+        pids = [p.pid for p in group._parts]
+        await group.close()
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
