@@ -79,6 +79,8 @@ class ResolvedRun:
         data["deadlines"] = self.deadlines.model_dump(mode="json")
         if self.config.mode == "sync":
             del data["rollout"]["kv_on_swap"]
+        if self.config.staleness_bound == 0:
+            del data["rollout"]["in_flight"]
         if all(env.spec.sandbox is None for env in self.envs):
             del data["deadlines"]["sandbox_ttl_s"]
         if self.is_mixed:

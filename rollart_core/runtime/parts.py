@@ -18,6 +18,7 @@ from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.resolve import ResolvedPlugin
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.in_flight import RestartInFlight
 from rollart_core.types import Sample, Task
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def build_engine(
     model: ModelArgs,
     channel: ChannelArgs | None,
     settings: Mapping[str, Any],
+    in_flight: str = "continue",
 ) -> InferenceEngine:
     """Build an inference engine.
 
@@ -86,6 +88,7 @@ def build_engine(
         model: Which model.
         channel: Where weights come from; None for an engine that keeps its first.
         settings: ``deterministic``, ``kv_on_swap``, ``max_context_tokens``.
+        in_flight: What becomes of a turn that new weights come under; ``continue`` or ``restart``.
     """
     engine: InferenceEngine = plugin.build(
         model_path=model.path,
@@ -94,7 +97,7 @@ def build_engine(
         channel=channel.open() if channel else None,
         **settings,
     )
-    return engine
+    return RestartInFlight(engine) if in_flight == "restart" else engine
 
 
 def build_trainer(

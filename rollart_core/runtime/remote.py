@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollart_core.contracts.inference import (
@@ -114,7 +114,7 @@ class RemoteEngine(InferenceEngine):
             swap: WeightSwap = await self._part.call("load_weights", policy_version)
         except PartDied as e:
             raise EngineDied(str(e), boundary="load_weights") from e
-        return swap
+        return replace(swap, engine=self._part.name)
 
     async def pause(self) -> None:
         """Stop generating at the next token."""

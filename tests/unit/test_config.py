@@ -71,6 +71,14 @@ def test_a_wrong_key_is_named_with_its_path(load: Load, more: str, line: str) ->
             "mode: sync\nrollout: {kv_on_swap: keep}",
             "rollout.kv_on_swap: has no effect with mode: sync",
         ),
+        (
+            "mode: sync\nrollout: {in_flight: restart}",
+            "rollout.in_flight: has no effect with mode: sync",
+        ),
+        (
+            "max_staleness: 0\nrollout: {in_flight: continue}",
+            "rollout.in_flight: has no effect with max_staleness: 0",
+        ),
     ],
 )
 def test_a_key_of_another_mode_has_no_effect(load: Load, more: str, said: str) -> None:
