@@ -1,0 +1,79 @@
+"""What runs inside a Ray actor: one part, and the calls on it.
+
+Takes: pickled calls. Gives: pickled answers. Never: imports ray (the driver makes an actor of the
+class), or gets an object of the driver; plugins are resolved here, from this node's entry points.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollart_core.errors import RollartError
+from rollart_core.runtime.frames import Answer, Call
+from rollart_core.runtime.host import PartHost, leave, portable
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSettings:
+    """How an actor's process is set up before it builds its part."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_path: str | None = None
+    """Where stdout and stderr go, if that folder is to be reached from its node."""
+    sys_path: Sequence[str] = ()
+    """The driver's import path; what of it is here is searched last."""
+
+
+class PartActor:
+    """An actor that holds one part of a run."""
+
+    def __init__(self, settings: ActorSettings) -> None:
+        """Set up this process; the part is built by a call."""
+        os.environ.update(settings.environment)  # before torch, which reads it when it is imported
+        sys.path += [p for p in settings.sys_path if p not in sys.path and os.path.isdir(p)]
+        if settings.log_path is not None:
+            _log_to(Path(settings.log_path))
+        self._host = PartHost()
+
+    async def hello(self) -> int:
+        """Return this process's id."""
+        return os.getpid()
+
+    async def call(self, frame: bytes) -> bytes:
+        """Run a call and return its answer; what it raises is part of that."""
+        call: Call = pickle.loads(frame)
+        try:
+            answer = Answer(call.call_id, await self._host.run(call.name, call.args, call.kwargs))
+        except Exception as e:
+            answer = Answer(call.call_id, error=portable(e))
+        try:
+            return pickle.dumps(answer, protocol=5)
+        except Exception as e:
+            error = RollartError(f"unsendable answer: {e}")
+            return pickle.dumps(Answer(call.call_id, error=error), protocol=5)
+
+    async def live(self) -> None:
+        """Answer never: who waits for this hears of the end of the actor."""
+        await asyncio.Event().wait()
+
+    async def leave(self) -> None:
+        """Close what this process has open; it can be killed then."""
+        await asyncio.get_running_loop().run_in_executor(None, leave)
+
+
+def _log_to(path: Path) -> None:
+    """Send stdout and stderr to a file; without its folder they stay where Ray sends them."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
