@@ -93,7 +93,7 @@ class RemoteEngine(InferenceEngine):
         """
         part = self._part
         try:
-            result: GenerateResult = await part.call("generate", request)
+            result: GenerateResult = await self._ready().call("generate", request)
         except PartDied as e:
             raise EngineDied(str(e), boundary="generate") from e
         except asyncio.CancelledError:
@@ -111,31 +111,31 @@ class RemoteEngine(InferenceEngine):
         """
         self._version = policy_version
         try:
-            swap: WeightSwap = await self._part.call("load_weights", policy_version)
+            swap: WeightSwap = await self._ready().call("load_weights", policy_version)
         except PartDied as e:
             raise EngineDied(str(e), boundary="load_weights") from e
         return replace(swap, engine=self._part.name)
 
     async def pause(self) -> None:
         """Stop generating at the next token."""
-        await self._part.call("pause")
+        await self._ready().call("pause")
 
     async def resume(self) -> None:
         """Go on."""
-        await self._part.call("resume")
+        await self._ready().call("resume")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests now."""
-        await self._part.call("abort", list(request_ids))
+        await self._ready().call("abort", list(request_ids))
 
     async def release(self, session_id: str) -> None:
         """Forget a session."""
         with contextlib.suppress(PartDied):
-            await self._part.call("release", session_id)
+            await self._ready().call("release", session_id)
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        stats: EngineStats = await self._part.call("stats")
+        stats: EngineStats = await self._ready().call("stats")
         return stats
 
     def kill(self, reason: str) -> None:
@@ -152,6 +152,16 @@ class RemoteEngine(InferenceEngine):
         await shut_down(self._part, "close")
 
     # Death and return
+
+    def _ready(self) -> Part:
+        """Return the part, with the engine in it.
+
+        Raises:
+            PartDied: When it is gone, or is only being started.
+        """
+        if self.health != "up":
+            raise PartDied(f"the {self._part.name} process is {self.health}")
+        return self._part
 
     async def _bring_up(self, part: Part) -> None:
         """Start a process, give it the newest weights, and only then be up.

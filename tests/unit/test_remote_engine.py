@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.contracts.inference import GenerateRequest, WeightSwap
 from rollart_core.errors import EngineDied, PartDied
 from rollart_core.runtime.remote import Care, RemoteEngine
 from rollart_core.runtime.restarts import Restarts
@@ -35,6 +35,8 @@ class FakePart:
         answer = self._answers.get(method)
         if answer is not None:
             return await answer(*args)
+        if method == "load_weights":
+            return WeightSwap(args[0], 0.0, 0)
         if method == "generate":
             await self._dead.wait()
             raise PartDied(f"the {self.name} process is gone")
@@ -100,15 +102,42 @@ def test_an_engine_is_up_again_only_with_the_newest_weights():
     asyncio.run(main())
 
 
+def test_nothing_is_asked_of_an_engine_that_is_being_started():
+    async def main() -> None:
+        begins, loaded = asyncio.Event(), asyncio.Event()
+
+        async def start() -> None:
+            if len(probe.parts) > 1:
+                begins.set()
+                await loaded.wait()
+
+        probe = Probe(start=start)
+        await probe.engine.start()
+        probe.parts[0].kill()
+        await begins.wait()
+        with pytest.raises(EngineDied):
+            await probe.engine.load_weights(3)
+        with pytest.raises(EngineDied):
+            await probe.engine.generate(REQUEST)
+        await probe.engine.release("s")
+        loaded.set()
+        await probe.until("up")
+        assert probe.parts[1].calls == [("start",), ("load_weights", 3)]
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
 def test_a_version_that_is_overtaken_while_the_engine_loads_it_is_let_go():
     async def main() -> None:
-        async def load(version: int) -> None:
+        async def load(version: int) -> WeightSwap:
             if version == 1 and len(probe.parts) == 2:
                 with pytest.raises(EngineDied):
                     probe.parts[1].alive = False
                     await probe.engine.load_weights(2)
                 probe.parts[1].alive = True
                 raise LookupError("version 1 is gone")
+            return WeightSwap(version, 0.0, 0)
 
         probe = Probe(load_weights=load)
         await probe.engine.start()
