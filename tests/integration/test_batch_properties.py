@@ -67,3 +67,21 @@ def seen_keys(item):  # type: ignore[no-untyped-def]
     query, keys, masked = item
     whole = np.concatenate([np.zeros(len(keys) - len(masked), bool), masked])
     return query, keys[~whole].tolist()
+
+
+@given(
+    costs=st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    budget=st.integers(50, 600),
+    num_ranks=st.integers(1, 5),
+)
+def test_balanced_bins_hold_all_within_the_budget_and_even(
+    costs: list[int], budget: int, num_ranks: int
+) -> None:
+    bins = batch.balance(costs, budget, num_ranks)
+    assert sorted(i for members in bins for i in members) == list(range(len(costs)))
+    sums = [sum(costs[i] for i in members) for members in bins]
+    assert all(s <= budget or len(members) == 1 for s, members in zip(sums, bins, strict=True))
+    assert sums == sorted(sums, reverse=True)
+    assert len(bins) % num_ranks == 0 or len(bins) == len(costs)
+    # Graham's bound: nothing is moved to a bin that was not the emptiest.
+    assert all(s - costs[members[-1]] <= sums[-1] for s, members in zip(sums, bins, strict=True))

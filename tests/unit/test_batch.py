@@ -106,3 +106,20 @@ def test_a_subset_plan_asks_only_for_what_is_wanted() -> None:
     prefixes = tree.build([np.arange(200, dtype=np.int32), np.arange(150, dtype=np.int32)])
     plan = tree.subset_plan(prefixes, np.array([3, 140]))
     assert sorted(q for b in plan for q in b.queries.reshape(-1).tolist() if q >= 0) == [3, 140]
+
+
+def test_balanced_bins_are_dealt_largest_first_in_whole_rounds() -> None:
+    assert batch.balance([9, 3, 4, 8, 2], 100, 2) == [[0, 1, 4], [3, 2]]
+    assert batch.balance([9, 3, 4, 8, 2], 9, 2) == [[0], [3], [1, 4], [2]]
+    assert batch.balance([50, 1], 9, 3) == [[0], [1]]  # too long a row: alone; a rank has none
+
+
+def test_imbalance_is_what_ranks_wait_for_the_slowest_of_each_round() -> None:
+    assert batch.imbalance([4, 4, 3, 3], 2) == 1.0
+    assert batch.imbalance([6, 2], 2) == 1.5
+    assert batch.imbalance([5], 3) == 3.0
+
+
+def test_levelled_bins_are_a_multiple_of_the_ranks_in_their_order() -> None:
+    assert batch.level([[0, 1, 2, 3], [4]], 3) == [[0, 1], [2, 3], [4]]
+    assert batch.level([[0], [1], [2]], 2) == [[0], [1], [2]]  # nothing is left to halve

@@ -94,6 +94,25 @@ def test_a_key_of_another_kind_of_model_has_no_effect(load: Load) -> None:
     assert "model.num_layers: has no effect with a model that exists" in line
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("trainer: {collective_timeout_s: 9}", "collective_timeout_s: has no effect with one"),
+        (
+            "trainer: {kernels: native}\nruntime: {num_trainer_ranks: 2}",
+            "trainer.kernels: has no effect with several trainer ranks",
+        ),
+        (
+            "trainer: {kernels: native, activation_checkpointing: true}",
+            "trainer.kernels: has no effect with several trainer ranks or activation_checkpointing",
+        ),
+    ],
+)
+def test_a_key_of_another_number_of_ranks_has_no_effect(load: Load, more: str, said: str) -> None:
+    (line,) = refused(load, more)
+    assert said in line
+
+
 @pytest.mark.parametrize("key", ["top_p", "top_k", "repetition_penalty"])
 def test_truncated_and_penalised_sampling_is_refused_with_a_reason(load: Load, key: str) -> None:
     (line,) = refused(load, f"rollout: {{{key}: 1}}")
