@@ -1,0 +1,250 @@
+"""A run without a model, killed again and again: ``python lineage_run.py FOLDER SEED``.
+
+The scheduler, controller, recorder, journal and checkpoints are the real ones; engine, trainer and
+episodes are fakes that take milliseconds. What the fake trainer calls its weights is the list of
+all it was ever trained on, so that the final weights tell their own lineage.
+
+Each life is a child of one process that has everything imported. It is killed after a random time,
+or by itself at a cut point: before or after the n-th call of something that writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet  # imported before the children are forked
+import yaml
+
+from rollart_core.config_load import load_config
+from rollart_core.contracts.inference import WeightSwap
+from rollart_core.contracts.weights import Publication
+from rollart_core.engine import checkpoints, run_dir
+from rollart_core.engine.journal_store import JournalStore
+from rollart_core.engine.observer import NobodyWatches
+from rollart_core.engine.recorder import RunRecorder
+from rollart_core.engine.resume import check_same_run
+from rollart_core.engine.run_lock import run_lock
+from rollart_core.engine.tasks import TaskSource
+from rollart_core.errors import TrainerLost
+from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.runtime.train_phase import TrainParts, TrainPhase
+from rollart_core.train.report import TrainStepReport
+from rollart_core.types import Failure, FailureKind, Group, Sample, Ticket, Trajectory, Turn
+
+assert pyarrow.parquet
+
+ENV = "rollart_core.testing:FakeEnv"
+NUM_TASKS = 37
+CONFIG: dict[str, Any] = {
+    "name": "lineage",
+    "max_staleness": 1,
+    "model": {"kind": "new"},
+    "env": ENV,
+    "trackers": [],
+    "rollout": {"groups_per_batch": 2, "group_size": 2, "max_concurrent": 9},
+    "failures": {"max_rate": 1.0, "restart_window_s": 0.001},
+    "checkpoint": {"every_batches": 4},
+    "stop": {"batches": 1},
+}
+
+
+class FakeTrainer:
+    """Its weights are what it was trained on: ``[batch, ticket id, attempt]`` after one another."""
+
+    def __init__(self, rng: random.Random, loss_rate: float) -> None:
+        self.weights: list[list[object]] = []
+        self.lost = False
+        self.rng = rng
+        self.loss_rate = loss_rate
+
+    async def work(self) -> None:
+        if self.rng.random() < self.loss_rate:
+            self.lost = True
+        if self.lost:
+            raise TrainerLost("the trainer process is gone")
+        await asyncio.sleep(self.rng.random() * 0.004)
+
+    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
+        await self.work()
+        members = [t.ticket for g in groups for t in g.trajectories]
+        self.weights += [[policy_version, t.ticket_id, t.attempt] for t in members]
+        return [TrainStepReport(policy_version + 1, policy_version, {"loss": 0.5})]
+
+    async def publish(self, policy_version: int) -> Publication:
+        await self.work()
+        return Publication(policy_version, 0, 0.0)
+
+    async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
+        raise AssertionError("no warm start here")
+
+    async def restart(self) -> None:
+        self.weights, self.lost = [], False
+
+    async def call(self, method: str, path: str, **kwargs: Any) -> Any:
+        await self.work()
+        return getattr(self, method)(Path(path), **kwargs)
+
+    def save(self, path: Path, *, policy_version: int, train_step: int) -> None:
+        part = path.with_name(f".{path.name}.part")
+        part.mkdir(parents=True, exist_ok=True)
+        (part / "weights.json").write_text(json.dumps(self.weights))
+        with contextlib.suppress(FileNotFoundError):
+            for old in path.iterdir():
+                old.unlink()
+            path.rmdir()
+        part.rename(path)
+
+    def load(self, path: Path) -> None:
+        self.weights = json.loads((path / "weights.json").read_text())
+
+
+class FakeEngines:
+    """They hold a version, and generate with it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    async def load_weights(self, policy_version: int) -> Sequence[WeightSwap]:
+        await asyncio.sleep(0.001)
+        self.version = policy_version
+        return []
+
+
+def episodes(engines: FakeEngines, rng: random.Random, failure_rate: float) -> Callable[..., Any]:
+    """Return what runs an episode: some milliseconds, tokens of the version the engines hold."""
+
+    async def run_episode(ticket: Ticket, start_version: int) -> Trajectory:
+        await asyncio.sleep(rng.random() ** 3 * 0.02)
+        turn = Turn("see", "do", 3, 4, "stop", 0.0, 0.0, 0.0)
+        if rng.random() < failure_rate:
+            failure = Failure(FailureKind.ENVIRONMENT, "env.step", "boom")
+            return Trajectory(ticket, "failed", turns=(turn,), failure=failure)
+        row = np.full(7, engines.version, np.int32)
+        sample = Sample(row, np.ones(7, np.bool_), row.astype(np.float32), row, row)
+        return Trajectory(
+            ticket, "finished", (sample,), (turn,), 1.0, 1.0, True, start_version=start_version
+        )
+
+    return run_episode
+
+
+async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[str, float]) -> None:
+    """One life of the run, from the beginning or from where the last one was cut off."""
+    trainer, engines = FakeTrainer(rng, rates["trainer"]), FakeEngines()
+    resumes = (folder / "journal.db").exists() and bool(list(folder.glob("checkpoints/v*/run_st*")))
+    with run_lock(folder):
+        if resumes:
+            check_same_run(folder, run.as_dict())
+        recorder = RunRecorder(run, folder, NobodyWatches())
+        recorder.start()
+        state = None
+        while resumes and state is None:
+            try:
+                state = await recorder.checkpoints.load_newest(trainer.call)
+            except TrainerLost:
+                await trainer.restart()
+        engines.version = state.policy_version if state else 0
+        parts = TrainParts(
+            recorder=recorder,
+            trainer=trainer,
+            engines=engines,
+            run_episode=episodes(engines, rng, rates["episode"]),
+            source=TaskSource(ENV, "train", NUM_TASKS, 0),
+        )
+        stop = None
+        try:
+            stop = await TrainPhase(run, parts).execute(state)
+        finally:
+            recorder.close({})
+    if stop is not None and stop.kind == "done":
+        (folder / "final.json").write_text(json.dumps(trainer.weights))
+
+
+CUT_LIMIT_S = 0.7
+"""When a cut point does not come up, the life is killed all the same."""
+CUTS: dict[str, tuple[object, str]] = {
+    "commit": (JournalStore, "commit"),
+    "shard": (JournalStore, "_write_shard"),
+    "taken": (JournalStore, "batch_taken"),
+    "trained": (JournalStore, "batch_trained"),
+    "back": (JournalStore, "rolled_back"),
+    "save": (FakeTrainer, "save"),
+    "seal": (checkpoints, "_seal"),
+    "state": (run_dir.RunState, "write"),
+    "remove": (checkpoints.shutil, "rmtree"),
+    "replace": (os, "replace"),
+    "rename": (Path, "rename"),
+}
+
+
+def cut_at(name: str, nth: int, *, before: bool) -> None:
+    """Kill this process at the n-th call of what ``name`` stands for."""
+    owner, attribute = CUTS[name]
+    original = getattr(owner, attribute)
+    calls = [0]
+
+    def cut(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == nth and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*args, **kwargs)
+        if calls[0] == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, attribute, cut)
+
+
+def one_life(run: ResolvedRun, folder: Path, seed: int, rates: dict[str, float], kill: Any) -> int:
+    """Fork a life and see to its end; return its exit code, negative when it was killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if isinstance(kill, tuple):
+                cut_at(kill[0], kill[1], before=kill[2])
+            asyncio.run(live(run, folder, random.Random(seed), rates))
+            os._exit(0)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+    if kill is not None:
+        ends_s = time.monotonic() + (kill if isinstance(kill, float) else CUT_LIMIT_S)
+        while time.monotonic() < ends_s:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main(folder: Path, options: dict[str, Any]) -> None:
+    """Kill a run as often as asked, let it end, and print what happened."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(CONFIG | options.get("config", {})))
+    endless = resolve_run(load_config(config, ["stop.batches=1000000"]))
+    rng = random.Random(options["seed"])
+    rates = {"trainer": 0.0, "episode": 0.05} | options.get("rates", {})
+    kills: list[Any] = [tuple(cut) for cut in options.get("cuts", [])]
+    kills += [0.02 + rng.random() * options["longest_s"] for _ in range(options.get("kills", 0))]
+    codes = [one_life(endless, folder, rng.randrange(2**31), rates, kill) for kill in kills]
+    saved = max((int(p.name[1:]) for p in folder.glob("checkpoints/v*")), default=0)
+    last = resolve_run(load_config(config, [f"stop.batches={max(12, saved + 4)}"]))
+    codes.append(one_life(last, folder, rng.randrange(2**31), rates, None))
+    print(json.dumps({"codes": codes}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,186 @@
+"""Nothing is lost and nothing trained twice, wherever a run is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lineage_run import CUTS, ENV, NUM_TASKS
+
+from rollart_core.engine.audit import AuditReport, audit
+from rollart_core.engine.checkpoints import Checkpoints
+from rollart_core.engine.journal import Journal
+from rollart_core.engine.journal_reader import JournalReader, ordinal, read_trajectories
+from rollart_core.engine.resume import check_same_run
+from rollart_core.engine.run_lock import run_lock
+from rollart_core.engine.tasks import TaskSource
+from rollart_core.errors import ConfigError
+
+SCRIPT = Path(__file__).with_name("lineage_run.py")
+
+
+def run(folder: Path, **options: Any) -> tuple[list[int], AuditReport]:
+    """Run it to its end through all its kills; return exit codes and the audit."""
+    command = [sys.executable, str(SCRIPT), str(folder), json.dumps({"seed": 0, **options})]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes: list[int] = json.loads(done.stdout)["codes"]
+    assert codes[-1] == 0, done.stderr
+    return codes, audit(folder)
+
+
+def check_lineage(folder: Path, report: AuditReport) -> None:
+    """What the final weights were trained on is what the journal says, each ticket once."""
+    assert report.ok, report.violations
+    assert (report.ended, report.open) == ("done", 0)
+    weights = json.loads((folder / "final.json").read_text())
+    with JournalReader(folder) as journal:
+        live = [b for b in journal.batches() if b.state == "trained"]
+        tasks = {ordinal(t.group_id): json.loads(t.task)[2] for t in journal.tickets()}
+        num_rows = len(journal.trajectory_rows())
+    live.sort(key=lambda b: b.batch)
+    members = [[b.batch, t, a] for b in live for t, a in zip(b.ticket_ids, b.attempts, strict=True)]
+    assert weights == members
+    assert [b.batch for b in live] == list(range(report.batches))
+    assert max(Counter(ticket for _, ticket, _ in weights).values()) == 1
+    assert report.trained == len(weights)
+    # Every task the source gave became a group, in the source's order, and none twice.
+    source = TaskSource(ENV, "train", NUM_TASKS, 0)
+    assert [tasks[i] for i in range(len(tasks))] == [source.next().index for _ in tasks]
+    assert len(list(read_trajectories(folder))) == num_rows
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    codes, report = run(tmp_path, kills=50, longest_s=0.25)
+    check_lineage(tmp_path, report)
+    assert codes == [-9] * 50 + [0]
+    assert report.unrecorded > 0
+
+
+def test_killed_before_and_after_everything_that_writes(tmp_path: Path) -> None:
+    cuts = [(name, n, before) for name in CUTS for n in (1, 2) for before in (True, False)]
+    codes, report = run(tmp_path, cuts=cuts, seed=3)
+    check_lineage(tmp_path, report)
+    assert codes == [-9] * len(cuts) + [0]
+
+
+def test_a_trainer_that_dies_comes_back_in_the_same_run(tmp_path: Path) -> None:
+    codes, report = run(tmp_path, rates={"trainer": 0.06})
+    assert codes == [0]
+    check_lineage(tmp_path, report)
+    assert report.batches_rolled_back > 0
+    assert report.rolled_back > 0
+    assert any("the trainer was lost" in why for why in report.went_back)
+
+
+def test_trainer_and_controller_die_and_redundant_members_are_cancelled(tmp_path: Path) -> None:
+    config = {"rollout": {"groups_per_batch": 2, "group_size": 2, "redundant": 1}}
+    rates = {"trainer": 0.03, "episode": 0.1}
+    _, report = run(tmp_path, kills=12, longest_s=0.3, rates=rates, config=config)
+    check_lineage(tmp_path, report)
+    assert report.aborted["redundant"] > 0
+
+
+def test_dropping_what_is_stale_loses_no_task(tmp_path: Path) -> None:
+    _, report = run(tmp_path, kills=12, longest_s=0.3, config={"on_stale": "drop"})
+    assert report.ok, report.violations
+    with JournalReader(tmp_path) as journal:
+        history = list(journal.source_history())
+    # Played back, each task comes from the source's order or from what was put back.
+    source, given = TaskSource(ENV, "train", NUM_TASKS, 0), []
+    for _, task, put_back in history:
+        if put_back:
+            source.requeue(task)
+        else:
+            given.append((task.index, source.next().index))
+    assert all(got == wanted for got, wanted in given)
+    assert any(put_back for _, _, put_back in history)
+
+
+def damage_content(folder: Path) -> None:
+    path = folder / "weights.json"
+    path.write_bytes(path.read_bytes()[:-2] + b" ]")
+
+
+def damage_length(folder: Path) -> None:
+    with (folder / "weights.json").open("ab") as file:
+        file.truncate(5)
+
+
+def damage_state(folder: Path) -> None:
+    (folder / "run_state.json").write_text('{"policy_version": 3}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (damage_content, "another content"),
+        (damage_length, "has 5 bytes"),
+        (lambda folder: (folder / "weights.json").unlink(), "weights.json is missing"),
+        (damage_state, "not of this release"),
+    ],
+)
+def test_a_corrupt_checkpoint_is_set_aside_for_the_one_before(
+    tmp_path: Path, damage: Callable[[Path], None], why: str
+) -> None:
+    run(tmp_path, kills=1, longest_s=0.1)
+    newest, before = Checkpoints(tmp_path, 2, print).whole()
+    damage(newest)
+    told: list[str] = []
+    loaded: list[str] = []
+
+    async def load(method: str, path: str) -> None:
+        loaded.append(Path(path).name)
+
+    state = asyncio.run(Checkpoints(tmp_path, 2, told.append).load_newest(load))
+    assert loaded == [before.name] == [f"v{state.policy_version:06d}"]
+    assert why in told[0]
+    assert (tmp_path / "checkpoints" / f"bad-{newest.name}").is_dir()
+    _, report = run(tmp_path)
+    check_lineage(tmp_path, report)
+    assert report.went_back[-1] == f"to version {state.policy_version}: resumed"
+    for folder in Checkpoints(tmp_path, 2, print).whole():
+        damage(folder)
+    with pytest.raises(ConfigError, match=f"no checkpoint .* can be loaded .*{why}.* new run"):
+        asyncio.run(Checkpoints(tmp_path, 2, print).load_newest(load))
+
+
+def test_a_run_that_is_going_on_is_not_gone_on_with(tmp_path: Path) -> None:
+    with (
+        run_lock(tmp_path),
+        pytest.raises(ConfigError, match=rf"is in use: process {os.getpid()}"),
+        run_lock(tmp_path),
+    ):
+        raise AssertionError("two at once")
+    with run_lock(tmp_path):
+        pass  # it is free again
+
+
+def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path: Path) -> None:
+    recorded = {
+        "env": {"id": "a", "size": 3},
+        "stop": {"batches": 3},
+        "rollout": {"group_size": 4, "max_concurrent": 9},
+        "trackers": [{"id": "tensorboard"}],
+    }
+    Journal(tmp_path, recorded).close()
+    free = {**recorded, "stop": {"batches": 9}, "trackers": [], "new_key": 1}
+    check_same_run(tmp_path, free | {"rollout": {"group_size": 4, "max_concurrent": 1}})
+    other = recorded | {"env": {"id": "b", "size": 3}, "rollout": {"group_size": 8}}
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(tmp_path, other)
+    assert "env.id ('a' in the run, 'b' now); rollout.group_size (4 in the run, 8 now)" in str(
+        refused.value
+    )
+    (tmp_path / "journal.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError, match="its journal cannot be gone on with"):
+        check_same_run(tmp_path, recorded)
+    with pytest.raises(ConfigError, match="is no run directory"):
+        check_same_run(tmp_path / "nowhere", recorded)
