@@ -7,10 +7,11 @@ problem at once, before anything has started. Never: builds a plugin or starts a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
+from rollart_core import registry
 from rollart_core.config import Deadlines, RunConfig
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_load import RECORD_KEY, dump_yaml
@@ -137,11 +138,23 @@ def resolve_run(
         reward=reward,
         algorithm=algorithm,
         engine=engine,
-        weights=weights,
+        weights=_reaching(weights),
         mapper=mapper,
         trackers=tuple(trackers),
         deadlines=_filled(config, envs),
     )
+
+
+def _reaching(
+    channel: ResolvedPlugin[WeightChannelSpec],
+) -> ResolvedPlugin[WeightChannelSpec]:
+    """Return it with the reach of what carries it, where it is one over another (``over``)."""
+    over = channel.options.get("over")
+    carrier = over.get("id") if isinstance(over, dict) else over
+    if not isinstance(carrier, str):
+        return channel
+    beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 
 
 def _group_size_problems(

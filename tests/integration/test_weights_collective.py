@@ -147,6 +147,23 @@ def test_a_trainer_that_came_back_is_found_again(ends):
     assert_holds(reader, 2, 2)
 
 
+def test_a_trainer_that_was_killed_is_waited_for(ends, tmp_path):
+    """Its address is still there, and nobody at it."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        there = {"host": "127.0.0.1", "port": gone.getsockname()[1], "token": "t"}
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / ADDRESS_FILE).write_text(json.dumps(there))
+    assert ends().newest() is None
+    with pytest.raises(LookupError, match="nobody publishes at"):
+        ends(timeout_s=0.2).fetch(1)
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(ends().fetch(1)))
+    thread.start()
+    ends().publish(1, TENSORS.items())
+    thread.join(2 * LIMIT_S)
+    assert_equal(got)
+
+
 def test_a_trainer_that_does_not_answer_is_given_up(tmp_path):
     """It accepts, and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as mute:

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from test_run import left_behind, run
+from test_run import left_behind, run, write
 
+from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import resolve_run
 
 
 @pytest.mark.slow
@@ -33,7 +36,7 @@ def test_two_engines_over_delta_and_collective_with_restarts(tmp_path):
     for swaps in report.weights.values():
         assert swaps["num_swaps"] >= 3
         assert 0 < swaps["stall_s_max"] <= swaps["stall_s"]
-        assert 0 < swaps["moved_bytes"]
+        assert swaps["moved_bytes"] > 0
     written = json.loads((Path(report.run_dir) / "report.json").read_text())
     assert written["weights"] == report.weights
     with JournalReader(Path(report.run_dir)) as journal:
@@ -43,3 +46,43 @@ def test_two_engines_over_delta_and_collective_with_restarts(tmp_path):
         for sample in trajectory.samples:
             for turn in set(sample.turn_ids[sample.loss_mask].tolist()):
                 assert len(set(sample.policy_versions[sample.turn_ids == turn].tolist())) == 1
+
+
+def resolved(folder, weights):
+    return resolve_run(load_config(write(folder, {"weights": weights})))
+
+
+@pytest.mark.parametrize(
+    ("weights", "reach"),
+    [
+        ("shared-memory", "machine"),
+        ("disk", "folder"),
+        ("collective", "network"),
+        ("delta", "machine"),
+        ({"id": "delta", "over": "disk"}, "folder"),
+        ({"id": "delta", "over": {"id": "collective", "timeout_s": 5}}, "network"),
+    ],
+)
+def test_a_channel_over_another_reaches_as_far_as_that(tmp_path, weights, reach):
+    run = resolved(tmp_path, weights)
+    assert run.weights.spec.reach == reach
+    assert load_config_again(tmp_path, run).weights == run.weights
+
+
+def load_config_again(folder, run):
+    (folder / "again.yaml").write_text(run.to_yaml())
+    return resolve_run(load_config(folder / "again.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({"id": "delta", "over": "colective"}, r"weights.*over.*Did you mean 'collective'"),
+        ({"id": "delta", "over": "delta"}, "names the delta channel itself"),
+        ({"id": "collective", "backend": "mpi"}, r"weights\.backend"),
+        ({"id": "disk", "bucket_bytes": 0}, r"weights\.bucket_bytes"),
+    ],
+)
+def test_what_no_channel_can_do_is_refused_before_anything_starts(tmp_path, weights, said):
+    with pytest.raises(ConfigError, match=said):
+        resolved(tmp_path, weights)

@@ -34,6 +34,7 @@ from rollart_plugins.weights.tensors import Tensors, buckets, pack, view
 from rollart_plugins.weights.wire import Message, receive, receive_block, send
 
 ADDRESS_FILE = "collective.json"
+_LOOK_EVERY_S = 0.1
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -128,7 +129,7 @@ class CollectiveChannel(WeightChannel):
     def newest(self) -> int | None:
         """Return the version published last; None when nobody publishes."""
         try:
-            answer = self._ask({"ask": "newest"})
+            answer = self._ask({"ask": "newest"}, wait=False)
         except LookupError:
             return None
         newest: int | None = answer.get("newest")
@@ -209,9 +210,15 @@ class CollectiveChannel(WeightChannel):
 
     # The connection
 
-    def _ask(self, message: Message) -> Message:
-        """Ask the hub; a connection that broke since the last time is made anew, once."""
-        for is_last in (self._connection is None, True):
+    def _ask(self, message: Message, *, wait: bool = True) -> Message:
+        """Ask the trainer's end; one that has died may be on its way back, and is waited for.
+
+        Raises:
+            LookupError: When there is none.
+        """
+        began = time.monotonic()
+        while True:
+            was_connected = self._connection is not None
             try:
                 connection = self._connected()
                 with self._patience():
@@ -221,9 +228,11 @@ class CollectiveChannel(WeightChannel):
                 raise
             except OSError as e:
                 self._hang_up()
-                if is_last:
+                if was_connected:
+                    continue  # it broke since the last time
+                if not wait or time.monotonic() - began > self._timeout_s:
                     raise LookupError(f"nobody publishes at {self._location}: {e}") from e
-        raise AssertionError("the second time returns or raises")
+            time.sleep(_LOOK_EVERY_S)
 
     def _connected(self) -> socket.socket:
         if self._closed:
