@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollart_core.cli.output import plain, print_json, print_table
+from rollart_core.cli.output import print_json, print_table
 from rollart_core.errors import UserError
+
+if TYPE_CHECKING:
+    from rollart_core.engine.audit import AuditReport
+
+MOST_SHOWN = 20
+"""Violations that are printed; ``--json`` has all."""
 
 
 def audit(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Account for every ticket of a run, from its journal."""
+    """Account for every ticket of a run, from its journal: also while it goes on.
+
+    Exit code 1 when a promise was broken.
+
+    Example: rollart audit runs/webshop-20260101-120000
+    """
     from rollart_core.engine.audit import audit as audited
 
     if not (run_dir / "journal.db").is_file():
@@ -24,9 +36,46 @@ def audit(
     if as_json:
         print_json(found.as_dict())
     else:
-        account = {k: v for k, v in found.as_dict().items() if k not in ("ok", "violations")}
-        rows = [(name.replace("_", " "), plain(value) or "-") for name, value in account.items()]
-        print_table(f"{run_dir}", ("", ""), rows)
-        typer.echo("\n".join(f"Broken: {v}" for v in found.violations) or "No promise was broken.")
+        print_table(f"{run_dir}", ("", "", ""), list(_rows(found)))
+        for violation in found.violations[:MOST_SHOWN]:
+            typer.echo(f"Broken: {violation}")
+        if len(found.violations) > MOST_SHOWN:
+            typer.echo(f"... and {len(found.violations) - MOST_SHOWN} more; --json has them all.")
+        if found.ok:
+            typer.echo("No promise was broken.")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
+    still = "it is going on, or was cut off: --resume goes on with it"
+    yield "ended", "", found.ended or still
+    yield "tickets", f"{found.num_tickets}", ""
+    yield "  trained", f"{found.trained}", "once each, in the lineage of the newest weights"
+    yield from _kinds("  dropped", found.dropped)
+    yield from _kinds("  aborted", found.aborted)
+    yield from _kinds("  lost", found.lost)
+    if found.open:
+        yield "  open", f"{found.open}", "running, waiting, or to be done again by a resume"
+    yield "retried", f"{found.retried}", "tickets of which an attempt failed and another followed"
+    yield "rolled back", f"{found.rolled_back}", "tickets that were in a batch that was undone"
+    yield "attempts", f"{found.attempts}", ""
+    yield from _kinds("  failed", found.failures)
+    if found.unrecorded:
+        yield "  unrecorded", f"{found.unrecorded}", "still running, or cut off by a kill"
+    yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} that were rolled back"
+    for i, why in enumerate(found.went_back):
+        yield "went back" if i == 0 else "", "", why
+    versions = ", ".join(f"{v}: {n}" for v, n in found.staleness.items())
+    yield "staleness", f"{found.max_staleness or 0}", f"at most {found.staleness_bound}; {versions}"
+    bias = found.length_bias
+    for what in ("tokens", "turns"):
+        means = [getattr(bias, f"{name}_{what}_mean") for name in ("dispatched", "finished")]
+        trained = getattr(bias, f"trained_{what}_mean")
+        detail = f"of trained; dispatched {means[0]:.4g}, finished {means[1]:.4g}"
+        yield f"mean {what}", f"{trained:.4g}", detail
+
+
+def _kinds(name: str, counts: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    detail = ", ".join(f"{kind}: {n}" for kind, n in counts.items())
+    yield name, f"{sum(counts.values())}", detail

@@ -27,6 +27,7 @@ FREE_KEYS = (
     "name",
     "on_stale",
     "plugins",
+    "resolved_with",
     "rollout.max_concurrent",
     "rollout.redundant",
     "runs_dir",

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,15 @@ from rich.console import Console
 
 from rollart_core import plugins
 from rollart_core.cli import COMMANDS, main, progress
+from rollart_core.config_load import load_config
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal import Journal
 from rollart_core.errors import TooManyFailures
 from rollart_core.hookspecs import hookimpl
 from rollart_core.plugins import RESERVED_COMMANDS
+from rollart_core.resolve import resolve_run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -244,10 +249,17 @@ def test_resume_takes_the_runs_own_config(
 ) -> None:
     folder = config.parent
     config.rename(folder / "config.yaml")
+    code, _, err = rollart("run", "--resume", str(folder))
+    assert (code, "it has no journal.db" in err) == (1, True)
+    recorded = resolve_run(load_config(folder / "config.yaml")).as_dict()
+    Journal(folder, recorded | {"resolved_with": {"rollart": "0.0.1"}}).close()
     assert rollart("run", "--resume", str(folder), "stop.batches=9")[0] == 0
     ((run, resume),) = launched
     assert resume == folder.resolve()
     assert run.config.stop.batches == 9
+    code, _, err = rollart("run", "--resume", str(folder), "rollout.group_size=3")
+    assert code == 1
+    assert "rollout.group_size (8 in the run, 3 now)" in err
     code, _, err = rollart("run", "other.yaml", "--resume", str(folder))
     assert code == 1
     assert "other.yaml" in err
@@ -348,14 +360,12 @@ def test_benchmarks_are_the_modules_that_can_run(
 def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
     rollart: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: tuple[str, ...]
 ) -> None:
-    account = {"num_tickets": 8, "lost": {"timeout": 1}, "ok": not broken, "violations": broken}
-    found = SimpleNamespace(ok=not broken, violations=broken, as_dict=lambda: account)
-    module = SimpleNamespace(audit=lambda run_dir: found)
-    monkeypatch.setitem(sys.modules, "rollart_core.engine.audit", module)
-    (tmp_path / "journal.db").touch()
+    Journal(tmp_path, {"mode": "sync"}).close()
+    found = replace(audit(tmp_path), num_tickets=8, lost={"timeout": 1}, violations=broken)
+    monkeypatch.setattr("rollart_core.engine.audit.audit", lambda run_dir: found)
     code, out, _ = rollart("audit", str(tmp_path))
     assert code == (1 if broken else 0)
-    assert "timeout 1" in out
+    assert "timeout: 1" in out
     assert ("trained twice" in out) == bool(broken)
     code, out, _ = rollart("audit", str(tmp_path), "--json")
     assert code == (1 if broken else 0)
