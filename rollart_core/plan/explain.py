@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rollart_core.contracts.hardware import Placement
 from rollart_core.plan.fit import Fit, Way
-from rollart_core.plan.program import ENGINES, EPISODES, TRAINING, Solution
+from rollart_core.plan.program import BUSY, ENGINES, EPISODES, TRAINING, Solution
 
 FEW = 0.03
 """What would raise the rate by less than this share of its own growth is not named."""
@@ -35,11 +35,14 @@ def bottleneck(solution: Solution) -> str:
 
 
 def _spelled(label: str) -> str:
+    kind, _, of = label.partition(" of ")
+    if kind == BUSY:
+        return f"engines on {of}"
     return {
         EPISODES: "episodes at once (rollout.max_concurrent)",
         TRAINING: "the trainer",
         ENGINES: "engines (runtime.num_engines)",
-    }.get(label, label)
+    }.get(kind, label)
 
 
 def _engines_sentence(fit: Fit, solution: Solution, env_id: str) -> str:

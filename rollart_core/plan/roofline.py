@@ -86,11 +86,13 @@ def decode_bounds(model: ModelShape, pool: Pool, contexts: Sequence[float]) -> t
 def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> TurnTime:
     """Return what a turn takes of a device that always decodes ``batch`` rows at once.
 
-    Each decode step ends ``batch / decode_tokens`` turns, whose successors arrive together: so many
-    prompts share a prefill step, and never less than one.
+    Prefill gives a turn's first token, and a decode step each of the others. So each decode step
+    ends ``batch / steps`` turns, whose successors arrive together: so many prompts share a prefill
+    step, and never less than one.
     """
     context = decode_context(workload)
-    prompts = max(1.0, batch / max(1.0, workload.decode_tokens))
+    steps = max(0.0, workload.decode_tokens - 1)
+    prompts = max(1.0, batch / max(1.0, steps))
     by_compute, by_traffic = prefill_bounds(
         model, pool, workload.prefill_tokens, cached_tokens(workload), prompts=prompts
     )
@@ -98,7 +100,7 @@ def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> 
     prefill_s = max(by_compute, by_traffic) if workload.prefill_tokens else 0.0
     return TurnTime(
         prefill_s=prefill_s,
-        decode_s=workload.decode_tokens * max(step_compute, step_traffic) / batch,
+        decode_s=steps * max(step_compute, step_traffic) / batch,
         prefill_by_compute=by_compute >= by_traffic,
         decode_by_compute=step_compute >= step_traffic,
     )

@@ -14,14 +14,13 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rollart_core.config import ModelPath, RayRuntime
-from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
 from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -29,12 +28,13 @@ from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.resume import check_same_run
 from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
 from rollart_core.engine.run_lock import run_lock
-from rollart_core.errors import ConfigError, RollartError, TrainerLost, first_line
+from rollart_core.errors import RollartError, TrainerLost
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.router import Router, combined
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.parts_runtime import PartsRuntime
+from rollart_core.runtime.planning import RunPlan
 from rollart_core.runtime.report import RunReport, Sampled, env_report, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
@@ -79,7 +79,7 @@ class _Launch:
         self._interrupted = False
         self._warm: WarmStartResult | None = None
         self._envs = RunEnvs(run)
-        self._placement: Placement | None = None
+        self._plan: RunPlan | None = None
 
     async def execute(self) -> RunReport:
         if self._resume is not None:
@@ -113,17 +113,19 @@ class _Launch:
 
     async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
         async with self._phase("set up", str(run_dir)):
-            self._placement = self._place(await runtime.connect())
-            await runtime.place(self._placement)
+            plan = self._plan = RunPlan(self._run, recorder.event)
+            placement = plan.begin(await runtime.connect())
+            await runtime.place(placement)
             envs = await runtime.start_envs()
             await self._envs.count_tasks(envs)
             model_path = await self._model(runtime, run_dir)
             router, trainer = await runtime.start_model(model_path)
-            router.place(self._placement)
+            router.place(placement)
             router.on_lost = self._fail
             self._envs.wire(envs, router, model_path)
         state = await self._begin(runtime, router, trainer, recorder, model_path)
         before = await self._evaluate("before") if state is None else (None, None)
+        router.check()  # what follows would only fail, episode by episode
         async with self._phase("train", self._train_detail()):
             training = self._training = TrainPhase(
                 self._run,
@@ -135,7 +137,10 @@ class _Launch:
                     source=self._envs.source(),
                 ),
             )
-            stop = await training.execute(state)
+            try:
+                stop = await training.execute(state)
+            finally:
+                await plan.close()
         engine = combined(await router.stats())
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
         if not self._interrupted and stop.kind != "failures":
@@ -163,19 +168,6 @@ class _Launch:
             self._training.fail(error)
 
     # Set-up
-
-    def _place(self, pools: Sequence[Pool]) -> Placement:
-        """Ask the hardware mapper where everything goes.
-
-        Raises:
-            ConfigError: When the mapper cannot place the run on these pools.
-        """
-        workloads = {env.name: env.spec.workload for env in self._run.envs}
-        mapper: HardwareMapper = self._run.mapper.build()
-        try:
-            return mapper.place(workloads, pools)
-        except ValueError as e:
-            raise ConfigError(f"mapper {self._run.mapper.spec.id}: {first_line(str(e))}") from e
 
     async def _model(self, runtime: Runtime, run_dir: Path) -> str:
         model = self._config.model
@@ -294,6 +286,7 @@ class _Launch:
         engine: Mapping[str, object],
     ) -> RunReport:
         (before, greedy_before), (after, greedy_after) = evaluations
+        placement = self._plan.placement if self._plan else None
         return RunReport(
             run_dir=str(run_dir),
             name=self._config.name,
@@ -308,7 +301,7 @@ class _Launch:
             phases_s=self._phases,
             warm_start=asdict(self._warm) if self._warm else None,
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
-            placement=asdict(self._placement) if self._placement else {},
+            placement=asdict(placement) if placement else {},
             envs=self._env_reports(recorder, (before, after)),
             **recorder.totals(),
         )
