@@ -103,6 +103,7 @@ class PartsRuntime(ABC):
         """Start the env workers."""
         self._envs = EnvPool(self.start_worker, num_workers=self.num_env_workers)
         self._envs.on_replaced = lambda why: self.tell("part_died", {"part": "env", "why": why})
+        self._envs.on_back = lambda: self.tell("part_back", {"part": "env"})
         await self._envs.start()
         return self._envs
 
