@@ -115,6 +115,9 @@ class EnvPool:
         self.num_replaced = 0
         self.on_replaced: Callable[[str], None] | None = None
         """Hears why, whenever a worker is replaced."""
+        self.on_back: Callable[[], None] | None = None
+        """Hears of each that is up in the place of another."""
+        self._num_away = 0
 
     @property
     def num_workers(self) -> int:
@@ -215,6 +218,7 @@ class EnvPool:
 
     def _replaced(self, why: str) -> None:
         self.num_replaced += 1
+        self._num_away += 1
         if self.on_replaced is not None:
             self.on_replaced(why)
 
@@ -256,6 +260,10 @@ class EnvPool:
                 continue
             num_failures = 0
             self._places.append(_Place(worker))
+            if self._num_away:
+                self._num_away -= 1
+                if self.on_back is not None:
+                    self.on_back()
             if len(self._places) > self._num_workers:  # shrunk meanwhile
                 self._retire(self._places[-1])
 

@@ -1,0 +1,255 @@
+"""`rollart bench chaos`: a run whose parts are killed, beside one that is left in peace.
+
+A tiny model in two quick environments. At seeded random moments a part is killed with SIGKILL: an
+env worker, an engine, a trainer rank (of two), the controller (and the run is gone on with by
+``--resume``), and with ``runtime=ray`` a whole node of a cluster of three on this machine. The run
+must come to its end, its audit find no ticket lost or trained twice, and nothing be left: no
+process, no file in shared memory, no temporary file or socket.
+
+Takes: ``runtime``, ``steps``, ``kills``, ``seed``, ``kinds``, ``short``. Gives: rows with seconds
+to recover and wall time. Never: kills anything it did not start.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import yaml
+
+from rollart_core.bench.chaos_cluster import LocalCluster
+from rollart_core.bench.chaos_run import (
+    CONTROLLER,
+    NODE,
+    ROLES,
+    AttackedRun,
+    Kill,
+    Recovery,
+    planned,
+)
+from rollart_core.bench.chaos_victims import Watched, files_in
+from rollart_core.bench.rows import machine, row, tell
+from rollart_core.config import NewModel
+from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+from rollart_core.engine.audit import AuditReport, audit
+from rollart_core.errors import RollartError, UserError
+from rollart_core.models.new import new_model
+from rollart_core.testing import FakeEnv
+
+MODEL = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
+NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2
+GONE_WITHIN_S = 10.0
+KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
+"""Runtime -> what there is to kill."""
+SLOT = "slot"
+"""Resource of a Ray node that a part takes; one node alone has not room for all."""
+NODES = {"a": {SLOT: 4.0}, "b": {SLOT: 4.0}}
+
+
+class LetterReward(Reward):
+    """Likes some letters better than others, so that a random model's answers differ in it."""
+
+    def score(self, request: RewardRequest) -> RewardResult:
+        """Score what the policy wrote."""
+        text = "".join(m["content"] for m in request.messages if m["role"] == "assistant")
+        return RewardResult(sum(map(ord, text)) % 101 / 101)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run came to."""
+
+    wall_s: float
+    recoveries: tuple[Recovery, ...]
+    audited: AuditReport
+    left: Mapping[str, Sequence[str]]
+    """What was found after its end, by sort."""
+
+
+def run(options: Mapping[str, object]) -> dict[str, object]:
+    """Run the benchmark.
+
+    Args:
+        options: ``short``: one kill of each kind in 12 train_steps; ``steps`` (200), ``kills`` of
+            each kind (3), ``seed`` (0), ``runtime`` (``inline`` or ``ray``), ``kinds`` (all, or
+            names with commas).
+
+    Returns:
+        The object of ``rollart bench --json``.
+
+    Raises:
+        UserError: When an option is none.
+        RollartError: When a run did not come to its end.
+    """
+    short = bool(options.get("short"))
+    steps = int(str(options.get("steps", 12 if short else 200)))
+    kills = int(str(options.get("kills", 1 if short else 3)))
+    seed = int(str(options.get("seed", 0)))
+    runtime = str(options.get("runtime", "inline"))
+    kinds = _kinds(runtime, options.get("kinds"))
+    with tempfile.TemporaryDirectory(prefix="rollart-chaos-") as folder:
+        model = str(new_model(Path(folder) / "model", MODEL, FakeEnv().corpus(), seed=0))
+        config = _config(model, steps)
+        peace = _executed(Path(folder) / "p", config, [], seed, on_ray=runtime == "ray")
+        tell(f"in peace: {steps} train_steps in {peace.wall_s:.1f} s")
+        plan = planned(kinds, kills, steps, seed)
+        chaos = _executed(Path(folder) / "c", config, plan, seed, on_ray=runtime == "ray")
+    rows = [*_recovery_rows(chaos, kinds, kills), *_rows(chaos, peace, steps)]
+    return {"name": "chaos", "machine": machine(), "rows": rows}
+
+
+def _kinds(runtime: str, given: object) -> tuple[str, ...]:
+    if runtime not in KINDS:
+        raise UserError(f"runtime: {runtime!r} is none of {', '.join(KINDS)}")
+    known = KINDS[runtime]
+    kinds = tuple(kind.strip() for kind in str(given).split(",")) if given else known
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise UserError(f"kinds: {unknown[0]!r} is none of {', '.join(known)}")
+    return kinds
+
+
+def _executed(
+    folder: Path, config: Mapping[str, object], plan: Sequence[Kill], seed: int, *, on_ray: bool
+) -> Outcome:
+    """Run a config to its end in a folder of its own, and look what is left."""
+    runs_dir, temp_dir = folder / "runs", folder / "tmp"
+    for path in (runs_dir, temp_dir):
+        path.mkdir(parents=True)
+    watched = Watched(uuid.uuid4().hex)
+    cluster = LocalCluster(watched.mark, folder / "r") if on_ray else None
+    try:
+        if cluster is not None:
+            cluster.start()
+            for name, resources in NODES.items():
+                cluster.add(name, resources)
+            cluster.wait_for(*NODES)
+            config = {**config, "runtime": _on_ray(cluster.address)}
+        path = folder / "run.yaml"
+        path.write_text(yaml.safe_dump({**config, "runs_dir": str(runs_dir)}), encoding="utf-8")
+        rng = random.Random(seed)
+        attacked = AttackedRun(path, runs_dir, temp_dir, watched, rng, cluster)
+        wall_s = attacked.execute(plan)
+    finally:
+        if cluster is not None:
+            cluster.close()
+    if attacked.run_dir is None:
+        raise RollartError("the run made no run directory")
+    audited, recoveries = audit(attacked.run_dir), tuple(attacked.recoveries)
+    return Outcome(wall_s, recoveries, audited, _left(watched, temp_dir))
+
+
+def _left(watched: Watched, temp_dir: Path) -> dict[str, Sequence[str]]:
+    until = time.monotonic() + GONE_WITHIN_S
+    while watched.alive() and time.monotonic() < until:
+        time.sleep(0.1)
+    return {
+        "processes": [str(pid) for pid in watched.alive()],
+        "files in shared memory": watched.shared_files(),
+        "temporary files": files_in(temp_dir),
+    }
+
+
+def _recovery_rows(chaos: Outcome, kinds: Sequence[str], kills: int) -> list[dict[str, object]]:
+    rows = []
+    for kind in kinds:
+        took = [r.seconds for r in chaos.recoveries if r.kind == kind]
+        case = f"{kind} killed {kills} times: recovered {len(took)} times, mean seconds"
+        worst = f"all recovered (longest {max(took):.1f} s)" if took else "all recovered"
+        mean_s = mean(took) if took else None
+        rows.append(row(case, mean_s, None, None, "s", mark=worst, meets_mark=len(took) == kills))
+    return rows
+
+
+def _rows(chaos: Outcome, peace: Outcome, steps: int) -> list[dict[str, object]]:
+    audited = chaos.audited
+    num_kills = len(chaos.recoveries)
+    num_lost = sum(audited.lost.values()) + audited.open
+    num_wrong = len(audited.violations)
+    left = {name: found for name, found in chaos.left.items() if found}
+    said = "; ".join(f"{name}: {', '.join(found)}" for name, found in left.items())
+    ratios = [peace.wall_s / chaos.wall_s]
+    return [
+        row(
+            f"wall time of {steps} train_steps with {num_kills} kills",
+            chaos.wall_s,
+            peace.wall_s,
+            "in peace",
+            "s",
+            ratios=ratios,
+        ),
+        row(
+            f"train_steps rolled back and done again, of {audited.batches} in the lineage",
+            audited.batches_rolled_back,
+            peace.audited.batches_rolled_back,
+            "in peace",
+            "train_steps",
+        ),
+        _none(f"tickets lost, of {audited.num_tickets}", num_lost, "tickets"),
+        _none(
+            "tickets trained twice, and other violations of the audit"
+            + (f": {audited.violations[0]}" if num_wrong else ""),
+            num_wrong,
+            "violations",
+        ),
+        _none(
+            "processes, shared memory, temporary files and sockets left"
+            + (f": {said}" if said else ""),
+            sum(map(len, left.values())),
+            "left",
+        ),
+    ]
+
+
+def _none(case: str, found: int, unit: str) -> dict[str, object]:
+    return row(case, found, None, None, unit, mark="0", meets_mark=found == 0)
+
+
+def _on_ray(address: str) -> dict[str, object]:
+    num_slots = sum(int(resources[SLOT]) for resources in NODES.values())
+    return {
+        "kind": "ray",
+        "address": address,
+        "pools": [{"name": "machines", "count": num_slots, "resources": {SLOT: 1}}],
+        "num_engines": NUM_ENGINES,
+        "num_trainer_ranks": NUM_RANKS,
+        "num_env_workers": NUM_ENV_WORKERS,
+    }
+
+
+def _config(model_path: str, steps: int) -> dict[str, object]:
+    fake = "rollart_core.testing:AsyncFakeEnv"
+    return {
+        "name": "chaos",
+        "mode": "async",
+        "max_staleness": 1,
+        "runtime": {
+            "num_engines": NUM_ENGINES,
+            "num_trainer_ranks": NUM_RANKS,
+            "env_processes": NUM_ENV_WORKERS,
+        },
+        "model": {"path": model_path, "device": "cpu"},
+        "env": [
+            {"id": fake, "name": "short", "turns": 1, "delay_s": 0.1, "weight": 2},
+            {"id": fake, "name": "long", "turns": 3, "delay_s": 0.1},
+        ],
+        "reward": f"{__name__}:LetterReward",
+        "trackers": [],
+        "rollout": {
+            "groups_per_batch": 3,
+            "group_size": 4,
+            "max_turns": 3,
+            "max_new_tokens": 4,
+            "max_context_tokens": 160,
+        },
+        "failures": {"max_retries": 10, "max_rate": 1.0, "max_restarts": 100},
+        "evaluation": {"tasks": 2, "greedy": False},
+        "checkpoint": {"every_batches": 5, "keep": 2},
+        "stop": {"batches": steps},
+    }

@@ -1,0 +1,150 @@
+"""A Ray cluster of several nodes on this machine, each of which can be killed as a whole.
+
+    head: no devices, where the driver joins      node: devices of one kind, with its own processes
+
+Takes: the mark of a benchmark, and a folder. Gives: an address, and nodes that come and go. Never:
+imports ray (its command line starts the nodes), or leaves a process behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollart_core.bench.chaos_victims import MARK_VARIABLE, with_variable
+from rollart_core.errors import RollartError
+
+NODE_VARIABLE = "ROLLART_CHAOS_NODE"
+"""In the environment of every process of one node."""
+HEALTH_CHECK_S = 0.5
+UP_WITHIN_S = 90.0
+STORE_BYTES = 80 << 20
+_UP = b"Ray runtime started"
+"""What `ray start` prints when the node is known to the head."""
+_RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+
+
+@dataclass(slots=True)
+class LocalCluster:
+    """A cluster of nodes that are groups of processes of this machine.
+
+    Args:
+        mark: Of the benchmark.
+        folder: For what Ray writes; a short path, since sockets lie in it.
+    """
+
+    mark: str
+    folder: Path
+    address: str = ""
+    nodes: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    """Name -> resources."""
+    num_started: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the head.
+
+        Raises:
+            RollartError: When it does not come up.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / "token").write_text(secrets.token_hex(32), encoding="ascii")
+        (self.folder / "token").chmod(0o600)
+        port = _free_port()
+        self.address = f"127.0.0.1:{port}"
+        head = [f"--port={port}", "--head", f"--temp-dir={self.folder}/r"]
+        head += ["--include-dashboard=false", "--num-cpus=0"]
+        self._ray("head", [*head, "--node-ip-address=127.0.0.1"])
+        self.wait_for("head")
+
+    def add(self, name: str, resources: Mapping[str, float]) -> None:
+        """Start a node."""
+        self.num_started += 1
+        self.nodes[name] = resources
+        more = ["--num-cpus=4", f"--resources={json.dumps(dict(resources))}"]
+        self._ray(name, [f"--address={self.address}", *more, "--node-ip-address=127.0.0.1"])
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until nodes have joined.
+
+        Raises:
+            RollartError: When one does not come up.
+        """
+        until = time.monotonic() + UP_WITHIN_S
+        for name in names:
+            log = self.folder / f"{name}.log"
+            while _UP not in log.read_bytes():
+                if time.monotonic() > until:
+                    raise RollartError(f"the Ray node {name} did not come up: see {log}")
+                time.sleep(0.1)
+
+    def replace(self, name: str) -> str:
+        """Start a node with what a killed one had; return its name."""
+        resources = self.nodes.pop(name)
+        fresh = f"{name.partition('-')[0]}-{self.num_started}"
+        self.add(fresh, resources)
+        return fresh
+
+    def kill(self, name: str) -> None:
+        """Kill every process of a node at once."""
+        for pid in self.pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def pids(self, name: str) -> list[int]:
+        """Return the processes of a node."""
+        return with_variable(NODE_VARIABLE, f"{self.mark}-{name}")
+
+    def close(self) -> None:
+        """End all nodes."""
+        for name in [*self.nodes, "head"]:
+            self.kill(name)
+        for process in self.processes:
+            process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that Ray's processes and the driver need."""
+        every_ms = str(round(HEALTH_CHECK_S * 1000))
+        return {
+            **os.environ,
+            MARK_VARIABLE: self.mark,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_health_check_initial_delay_ms": every_ms,
+            "RAY_health_check_period_ms": every_ms,
+            "RAY_health_check_timeout_ms": every_ms,
+            "RAY_health_check_failure_threshold": "3",
+        }
+
+    def _ray(self, name: str, arguments: list[str]) -> None:
+        environment = {**self.environment(), NODE_VARIABLE: f"{self.mark}-{name}"}
+        command = [sys.executable, "-c", _RAY, "start", "--block", *arguments]
+        store = f"--object-store-memory={STORE_BYTES}"
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, store],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.folder,
+            )
+        self.processes.append(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,271 @@
+"""A run under attack: `rollart run` as a process, its parts killed one after the other.
+
+    plan: (kind, train_step, delay) ... -> wait for the step -> SIGKILL -> wait until it recovers
+
+Recovered is a run that has trained one more batch than when the victim died, with the victim's
+place taken by another process: what a kill rolled back has been done again by then.
+
+Takes: a config file and a plan. Gives: seconds to recover for each kill, and the run directory.
+Never: touches the run in any other way; a run that ends by itself before its time is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollart_core.bench.chaos_cluster import LocalCluster
+from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
+from rollart_core.bench.rows import tell
+from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.errors import JournalError, RollartError
+
+POLL_S = 0.05
+LIMIT_S = 240.0
+"""For a run to recover, or to train the next batch."""
+MOST_DELAY_S = 0.5
+"""Between the train_step a kill waits for and the kill: any moment of a step may be hit."""
+CONTROLLER, NODE = "controller", "node"
+ROLES = {"env worker": "env", "engine": "engine", "trainer rank": "trainer"}
+"""Kind of victim -> name of its part."""
+ROLES_BACK = ("env", "engine")
+"""Those of which the journal says when they are back; a trainer is when it trains again."""
+_START = "from rollart_core.cli import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One planned kill."""
+
+    kind: str
+    train_step: int
+    """Earliest."""
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What became of a kill."""
+
+    kind: str
+    seconds: float
+
+
+def planned(kinds: Sequence[str], num_each: int, num_steps: int, seed: int) -> list[Kill]:
+    """Return ``num_each`` kills of each kind at random moments of a run, in the order of time.
+
+    In its first four fifths: what is killed has to show that the run goes on.
+    """
+    rng = random.Random(seed)
+    kinds = [kind for kind in kinds for _ in range(num_each)]
+    rng.shuffle(kinds)
+    steps = sorted(rng.uniform(1, 0.8 * num_steps) for _ in kinds)
+    return [
+        Kill(kind, int(step), rng.uniform(0.0, MOST_DELAY_S))
+        for kind, step in zip(kinds, steps, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class AttackedRun:
+    """One run, started, watched, attacked and resumed."""
+
+    config: Path
+    runs_dir: Path
+    temp_dir: Path
+    watched: Watched
+    rng: random.Random
+    cluster: LocalCluster | None = None
+    process: subprocess.Popen[bytes] | None = None
+    num_starts: int = 0
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    def execute(self, kills: Sequence[Kill]) -> float:
+        """Run to the end through all kills; return the wall time in seconds.
+
+        Raises:
+            RollartError: When the run did not get through.
+        """
+        began = time.monotonic()
+        try:
+            self._start()
+            for kill in kills:
+                self._wait_for(kill.train_step)
+                if self._ended():
+                    break  # it was over before: this kill will be missing
+                time.sleep(kill.delay_s)
+                self._attack(kill)
+            while not self._ended():
+                time.sleep(POLL_S)
+        finally:
+            self._end()
+        return time.monotonic() - began
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, once there is one."""
+        found = sorted(self.runs_dir.glob("*/config.yaml"))
+        return found[0].parent if found else None
+
+    def trained(self) -> int:
+        """Return how many batches stand trained in the lineage."""
+        with self._journal() as journal:
+            batches = journal.batches() if journal else []
+        return max((b.batch + 1 for b in batches if b.state == "trained"), default=0)
+
+    def _num_back(self, role: str) -> int:
+        """Return how often one of a role came back: its process alone is no engine yet."""
+        with self._journal() as journal:
+            events = journal.events(kind="part_back") if journal else []
+        names = [str(json.loads(event.payload)["part"]) for event in events]
+        return sum(name.partition("-")[0] == role for name in names)
+
+    @contextlib.contextmanager
+    def _journal(self) -> Iterator[JournalReader | None]:
+        """Read the journal; None while there is none."""
+        run_dir = self.run_dir
+        try:
+            journal = JournalReader(run_dir) if run_dir else None
+        except (JournalError, OSError):
+            journal = None
+        if journal is None:
+            yield None
+            return
+        with journal:
+            yield journal
+
+    def _attack(self, kill: Kill) -> None:
+        assert self.process is not None
+        if kill.kind == CONTROLLER:
+            before, at = self.trained(), time.monotonic()
+            self.process.kill()
+            self.process.wait()
+            self._start()
+        elif kill.kind == NODE:
+            before, at = self._kill_node()
+        else:
+            before, at = self._kill_part(ROLES[kill.kind])
+        self._wait(lambda: self.trained() > before, f"recover from the loss of its {kill.kind}")
+        took = time.monotonic() - at
+        self.recoveries.append(Recovery(kill.kind, took))
+        tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
+
+    def _wait_for(self, train_step: int) -> None:
+        self._wait(lambda: self.trained() > train_step, f"get past train_step {train_step}")
+
+    def _kill_part(self, role: str) -> tuple[int, float]:
+        """Kill one process of a role; wait for the one that takes its place.
+
+        Returns:
+            Batches trained when it died, and when that was.
+        """
+        self._wait(lambda: bool(self._of(role)), f"have a {role}")
+        living, num_back = self._of(role), self._num_back(role)
+        victim = self.rng.choice(living)
+        before, at = self.trained(), time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        self._wait(
+            lambda: (
+                len(set(self._of(role)) - {victim}) >= len(living)
+                and (role not in ROLES_BACK or self._num_back(role) > num_back)
+            ),
+            f"replace its {role}",
+        )
+        return before, at
+
+    def _kill_node(self) -> tuple[int, float]:
+        """Kill all processes of a node that has parts of the run, and start another."""
+        assert self.cluster is not None
+        cluster = self.cluster
+        self._wait(lambda: bool(self._inhabited()), "have parts on a node")
+        victim = self.rng.choice(self._inhabited())
+        before, at = self.trained(), time.monotonic()
+        num_parts = len(self._all_parts())
+        cluster.kill(victim)
+        cluster.replace(victim)
+        self._wait(lambda: len(self._all_parts()) >= num_parts, "replace the parts of a node")
+        return before, at
+
+    def _inhabited(self) -> list[str]:
+        """Return the nodes that parts of the run are on."""
+        assert self.cluster is not None
+        parts = self._all_parts()
+        return [name for name in self.cluster.nodes if parts & set(self.cluster.pids(name))]
+
+    def _all_parts(self) -> set[int]:
+        return {pid for role in ROLES.values() for pid in self._of(role)}
+
+    def _of(self, role: str) -> list[int]:
+        run_dir = self.run_dir
+        if run_dir is None:
+            return []
+        parts = self.watched.parts(run_dir).items()
+        return sorted(pid for name, pids in parts if name.partition("-")[0] == role for pid in pids)
+
+    def _start(self) -> None:
+        """Start the run, or go on with it."""
+        run_dir = self.run_dir
+        arguments = [str(self.config)] if run_dir is None else ["--resume", str(run_dir)]
+        environment = {
+            **(self.cluster.environment() if self.cluster else os.environ),
+            MARK_VARIABLE: self.watched.mark,
+            "TMPDIR": str(self.temp_dir),
+        }
+        self.num_starts += 1
+        with self._log_of(self.num_starts).open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, "run", *arguments, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.runs_dir,
+            )
+
+    def _log_of(self, start: int) -> Path:
+        return self.runs_dir.parent / f"driver-{start}.log"
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for something of the run.
+
+        Raises:
+            RollartError: When it takes too long, or the run ended in disorder.
+        """
+        until = time.monotonic() + LIMIT_S
+        while not done() and not self._ended():
+            if time.monotonic() > until:
+                raise RollartError(f"the run did not {what} within {LIMIT_S:g} s: {self._tail()}")
+            time.sleep(POLL_S)
+
+    def _ended(self) -> bool:
+        """Tell whether the run has come to its end.
+
+        Raises:
+            RollartError: When it ended otherwise.
+        """
+        assert self.process is not None
+        self.watched.alive()  # remembers their ids
+        code = self.process.poll()
+        if code not in (None, 0):
+            raise RollartError(f"the run ended with exit code {code}: {self._tail()}")
+        return code == 0
+
+    def _tail(self) -> str:
+        text = self._log_of(self.num_starts).read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " / ".join(lines[-3:])[-600:] or "it said nothing"
+
+    def _end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,79 @@
+"""The processes and files of a run, found from outside: who can be killed, and what is left.
+
+Takes: a mark that all processes of a run inherit in their environment. Gives: their ids by part,
+and what stays behind. Never: asks the run itself; Linux's /proc is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK_VARIABLE = "ROLLART_CHAOS"
+"""In the environment of every process that the benchmark starts, and so of their children."""
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Watched:
+    """The processes of one benchmark, past and present."""
+
+    mark: str
+    seen: set[int] = field(default_factory=set)
+    """Every id that ever had the mark."""
+
+    def alive(self) -> list[int]:
+        """Return the ids of those that live."""
+        found = with_variable(MARK_VARIABLE, self.mark)
+        self.seen |= set(found)
+        return found
+
+    def parts(self, run_dir: Path) -> dict[str, list[int]]:
+        """Return the ids of a run's parts by name; each writes a log that bears its name."""
+        logs = str(run_dir / "logs")
+        found: dict[str, list[int]] = {}
+        for pid in self.alive():
+            folder, _, file = _output_of(pid).rpartition("/")
+            if folder == logs:
+                found.setdefault(file.removesuffix(".log"), []).append(pid)
+        return found
+
+    def shared_files(self) -> list[str]:
+        """Return what lies in memory under the id of any of them."""
+        if not MEMORY.is_dir():
+            return []
+        names = sorted(os.listdir(MEMORY))
+        return [n for n in names if self.seen & {int(d) for d in re.findall(r"\d+", n)}]
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the ids of the living processes that were started with a variable of this value."""
+    wanted = f"{name}={value}".encode()
+    return [pid for pid in _all_pids() if wanted in _read(pid, "environ").split(b"\0")]
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return every file and socket below a folder."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of a process; empty when it is gone, or not ours."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _output_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""

@@ -1,0 +1,64 @@
+"""The chaos benchmark: its plan, how it finds processes, and a short run whose parts are killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rollart_core.bench import chaos
+from rollart_core.bench.chaos_run import planned
+from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
+from rollart_core.errors import UserError
+
+
+def test_kills_are_planned_by_the_seed_within_the_run():
+    plan = planned(["env worker", "engine"], 3, 200, seed=4)
+    assert plan == planned(["env worker", "engine"], 3, 200, seed=4)
+    assert plan != planned(["env worker", "engine"], 3, 200, seed=5)
+    assert Counter(kill.kind for kill in plan) == {"env worker": 3, "engine": 3}
+    assert sorted(kill.train_step for kill in plan) == [kill.train_step for kill in plan]
+    assert all(1 <= kill.train_step < 160 for kill in plan)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_processes_are_found_by_mark_and_parts_by_their_log(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    watched = Watched("of this test")
+    with (tmp_path / "logs" / "engine-1.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            env={MARK_VARIABLE: watched.mark},
+        )
+    try:
+        until = time.monotonic() + 10
+        while not watched.alive() and time.monotonic() < until:
+            time.sleep(0.01)  # between fork and exec it has this process's environment
+        assert watched.alive() == [child.pid]
+        assert watched.parts(tmp_path) == {"engine-1": [child.pid]}
+    finally:
+        child.kill()
+        child.communicate()
+    assert watched.alive() == []
+    assert watched.seen == {child.pid}
+
+
+@pytest.mark.parametrize("options", [{"kinds": "engin"}, {"kinds": "node"}, {"runtime": "rai"}])
+def test_what_is_not_there_to_kill_is_refused(options: dict[str, str]):
+    with pytest.raises(UserError, match="is none of"):
+        chaos.run({"short": True, **options})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_short_run_gets_through_one_kill_of_each_kind():
+    rows = {str(row["case"]): row for row in chaos.run({"short": True})["rows"]}
+    marks = {case: row["meets_mark"] for case, row in rows.items() if row["mark"] is not None}
+    assert all(marks.values()), marks
+    assert len(marks) == len(chaos.KINDS["inline"]) + 3
