@@ -25,7 +25,7 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
     share=st.sampled_from((0.0, 0.0004, 0.01, 0.3, 1.0)),
     step=st.sampled_from((1, 100, 200, 2**14, 2**31)),
     seed=st.integers(0, 2**16),
-    compress=st.sampled_from(("auto", "never")),
+    compress=st.sampled_from(("auto", "always", "never")),
 )
 def test_every_change_comes_back_bit_for_bit(dtype, count, share, step, seed, compress):
     """Any bits: NaNs, infinities, signs, steps that wrap round."""

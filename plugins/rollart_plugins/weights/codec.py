@@ -3,7 +3,7 @@
     new - old, as integers of the tensor's width (mod 2^width)     most are 0, most others +-1
       positions of what is not 0:  gaps of a byte each (255: go on), or one bit an element
       their differences:           a byte each (-128: the difference stands among the wide ones)
-        deflated, where that makes them a tenth less
+        deflated, where they are few and that makes them a tenth less
     or the whole tensor, where that is not more
 
 Takes: the raw bytes of both. Gives: bytes that say what they are, with a CRC-32 of the result.
@@ -30,11 +30,16 @@ _WIDTHS: dict[int, type[np.signedinteger[Any]]] = {
     4: np.int32,
     8: np.int64,
 }
+Compress = Literal["auto", "always", "never"]
+
 _GO_ON = 255
 _WIDE = -128
 _PAYS = 0.9
 """Deflated bytes are kept when they are at most this share."""
 _SAMPLE_BYTES = 1 << 16
+_WORTH_IT = 16
+"""``auto`` deflates changes of at most this part of the tensor: of more, it costs more seconds than
+a network that carries weights at all would take for them."""
 
 
 class ChecksumMismatch(ValueError):
@@ -47,7 +52,7 @@ class Coding:
 
     dtype: str
     shape: list[int]
-    compress: Literal["auto", "never"] = "auto"
+    compress: Compress = "auto"
 
 
 def encode(new: Bytes, old: Bytes | None, coding: Coding) -> bytes:
@@ -66,10 +71,14 @@ def encode(new: Bytes, old: Bytes | None, coding: Coding) -> bytes:
             pieces = changed
     head: dict[str, Any] = {"dtype": coding.dtype, "shape": coding.shape}
     head |= {"crc32": zlib.crc32(new.data), "pieces": {}}
+    changed_bytes = sum(p.nbytes for p in pieces.values())
+    deflate = "whole" not in pieces and (  # which gets little smaller for much time
+        coding.compress == "always"
+        or (coding.compress == "auto" and changed_bytes <= new.nbytes // _WORTH_IT)
+    )
     stored = []
     for name, piece in pieces.items():
-        # A whole tensor gets little smaller for much time.
-        body = _deflated(piece) if coding.compress == "auto" and name != "whole" else None
+        body = _deflated(piece) if deflate else None
         head["pieces"][name] = [piece.nbytes, None if body is None else len(body)]
         stored.append(piece.tobytes() if body is None else body)
     line = json.dumps(head).encode()
@@ -125,28 +134,28 @@ def _kind(num_bytes: int, shape: list[int]) -> type[np.signedinteger[Any]]:
 
 
 def _changes(new: Ints, old: Ints) -> dict[str, Bytes]:
-    where = np.flatnonzero(new != old)
-    steps = new[where] - old[where]  # wraps round, as adding it again does
-    gaps = np.diff(where, prepend=-1) - 1
-    num_go_on = int((gaps // _GO_ON).sum())
-    if len(where) + num_go_on <= len(new) // 8:
-        positions = {"gaps": _gap_bytes(gaps)}
+    changed = new != old
+    if int(np.count_nonzero(changed)) > len(new) // 8:
+        positions = {"bits": np.packbits(changed)}
+        steps = (new - old)[changed]  # wraps round, as adding it again does
     else:
-        bits = np.zeros(len(new), np.bool_)
-        bits[where] = True
-        positions = {"bits": np.packbits(bits)}
-    wide = (steps < -127) | (steps > 127)
-    if new.itemsize == 1 or 2 * int(wide.sum()) > len(where):
+        where = np.flatnonzero(changed)
+        positions = {"gaps": _gap_bytes(np.diff(where, prepend=-1) - 1)}
+        steps = new[where] - old[where]
+    narrow = steps.astype(np.int8)
+    wide = (narrow != steps) | (narrow == _WIDE)
+    if new.itemsize == 1 or 2 * int(np.count_nonzero(wide)) > len(steps):
         return positions | {"wide": steps.view(np.uint8)}
-    narrow = np.where(wide, _WIDE, steps).astype(np.int8)
+    narrow[wide] = _WIDE
     return positions | {"narrow": narrow.view(np.uint8), "wide": steps[wide].view(np.uint8)}
 
 
 def _change(values: Ints, pieces: dict[str, Bytes]) -> None:
+    where: npt.NDArray[Any]
     if "gaps" in pieces:
         where = _gap_positions(pieces["gaps"])
     else:
-        where = np.flatnonzero(np.unpackbits(pieces["bits"], count=len(values)))
+        where = np.unpackbits(pieces["bits"], count=len(values)).view(np.bool_)
     wide = pieces["wide"].view(values.dtype)
     if "narrow" in pieces:
         narrow = pieces["narrow"].view(np.int8)

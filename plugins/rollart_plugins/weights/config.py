@@ -53,8 +53,9 @@ class DeltaConfig(BaseModel):
     """How many of the newest policy versions can be fetched."""
     full_every: PositiveInt = 20
     """Every how many versions one is whole; 1: all of them."""
-    compress: Literal["auto", "never"] = "auto"
-    """``auto``: deflate what gets a tenth smaller by it."""
+    compress: Literal["auto", "always", "never"] = "auto"
+    """Deflate what gets a tenth smaller by it; ``auto``: only where few elements have changed,
+    ``always``: for slow networks."""
 
     @model_validator(mode="after")
     def _carrier_exists(self) -> Self:

@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from rollart_plugins.weights.codec import (
     Bytes,
     ChecksumMismatch,
     Coding,
+    Compress,
     coding_of,
     decode,
     encode,
@@ -45,7 +46,8 @@ class DeltaChannel(WeightChannel):
         over: Its id, or a mapping of id and options.
         keep: How many of the newest versions can be fetched.
         full_every: Every how many versions one is whole.
-        compress: ``auto`` deflates what gets a tenth smaller by it.
+        compress: ``auto`` deflates what gets a tenth smaller, where few elements have changed;
+            ``always`` also where many have; ``never`` nothing.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DeltaChannel(WeightChannel):
         over: str | dict[str, Any] = "shared-memory",
         keep: int = 2,
         full_every: int = 20,
-        compress: Literal["auto", "never"] = "auto",
+        compress: Compress = "auto",
     ) -> None:
         if keep < 1 or full_every < 1:
             raise ValueError(f"keep ({keep}) and full_every ({full_every}) must be at least 1")
@@ -66,7 +68,7 @@ class DeltaChannel(WeightChannel):
             "weight_channels", channel_id, options, location=location
         )
         self._full_every = full_every
-        self._compress: Literal["auto", "never"] = compress
+        self._compress: Compress = compress
         self._num_bytes = 0
         self._base: dict[str, torch.Tensor] = {}
         self._chain: list[int] = []
