@@ -1,0 +1,114 @@
+"""A run whose trainer or controller is killed comes to what one comes to that is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from test_run import losses, run, start, tokens, wait_for_batches, write
+
+from rollart_core.config_load import load_config
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.observer import NobodyWatches
+from rollart_core.errors import TrainerLost
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
+from rollart_core.runtime.report import RunReport
+
+SAME = {
+    "deterministic": True,
+    "max_staleness": 0,
+    "checkpoint": {"every_batches": 2},
+    "stop": {"batches": 6},
+    "failures": {"restart_window_s": 0.001},
+}
+
+
+class TrainerKiller(NobodyWatches):
+    """Kills the trainer's process at these batches."""
+
+    def __init__(self, runs: Path, at: set[int]) -> None:
+        self.runs = runs
+        self.at = at
+        self.told: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.told.append(text)
+
+    def progress(self, fraction: float, line: Mapping[str, float | str]) -> None:
+        if line.get("batch") in self.at:
+            self.at.discard(int(line["batch"]))
+            for pid in trainers(self.runs):
+                os.kill(pid, signal.SIGKILL)
+
+
+def trainers(runs: Path) -> Iterator[int]:
+    """Yield the processes that write to the trainer's log of a run."""
+    for name in os.listdir("/proc"):
+        try:
+            log = os.readlink(f"/proc/{name}/fd/1")
+        except OSError:
+            continue
+        if log.startswith(str(runs)) and log.endswith("/trainer.log"):
+            yield int(name)
+
+
+def killed_trainer(folder: Path, at: set[int], **changes: object) -> tuple[RunReport, list[str]]:
+    folder.mkdir()
+    killer = TrainerKiller(folder / "runs", at)
+    config = write(folder, {**SAME, **changes})
+    return launch(resolve_run(load_config(config)), observer=killer), killer.told
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
+    # Before the first checkpoint but that of version 0, and right before one is taken.
+    report, told = killed_trainer(tmp_path / "killed", {1, 4})
+    assert report.ok
+    assert (report.batches, report.train_steps) == (6, 6)
+    assert report.rolled_back["batches"] >= 2
+    assert sum("The trainer is lost" in text for text in told) == 2
+    checked = audit(Path(report.run_dir))
+    assert checked.ok, checked.violations
+    assert len(checked.went_back) == 2
+    plain = run(tmp_path / "plain", **SAME)
+    assert losses(report) == losses(plain)
+    assert any(loss != 0 for loss in losses(plain))
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    process = start(write(tmp_path / "killed", {**SAME, "reward": None, "env": {"delay_s": 0.02}}))
+    run_dir = wait_for_batches(tmp_path / "killed" / "runs", 3, process)
+    process.kill()
+    process.communicate()
+    report = launch(resolve_run(load_config(run_dir / "config.yaml")), resume=run_dir)
+    assert report.ok
+    checked = audit(run_dir)
+    assert checked.ok, checked.violations
+    plain = run(tmp_path / "plain", **SAME, reward=None)
+    assert losses(report) == losses(plain)
+    trained = {ticket for batch in trained_tickets(run_dir) for ticket in batch}
+    assert trained == {t for batch in trained_tickets(Path(plain.run_dir)) for t in batch}
+    assert {t: tokens(report)[t] for t in trained} == {t: tokens(plain)[t] for t in trained}
+
+
+def trained_tickets(run_dir: Path) -> list[tuple[str, ...]]:
+    with JournalReader(run_dir) as journal:
+        return [b.ticket_ids for b in journal.batches() if b.state == "trained"]
+
+
+@pytest.mark.slow
+def test_a_trainer_that_dies_too_often_ends_the_run_and_everything_is_kept(tmp_path: Path) -> None:
+    limits = {"max_restarts": 0, "restart_window_s": 600}
+    with pytest.raises(TrainerLost, match=r"failures\.max_restarts \(0\) are used up"):
+        killed_trainer(tmp_path / "a", {3}, failures=limits)
+    (run_dir,) = (tmp_path / "a" / "runs").iterdir()
+    report = launch(resolve_run(load_config(run_dir / "config.yaml")), resume=run_dir)
+    assert report.ok
+    assert audit(run_dir).ok
