@@ -210,6 +210,19 @@ def test_a_dead_engines_sessions_go_on_elsewhere_within_the_turn() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("first_back", ["sibling", "new"])
+def test_siblings_stay_together_when_their_engine_closes(first_back: str) -> None:
+    tried = routes("local", "local", "local")
+    old = tried.seat(request("s1", group="g"))
+    assert old is tried.seat(request("s2", group="g"))
+    old.open = False
+    first = tried.seat(request("s3" if first_back == "new" else "s1", group="g", turn=1))
+    assert first is not None
+    assert first is not old
+    for session in ("s1", "s2", "s3", "s4"):  # a third engine has less to do
+        assert tried.seat(request(session, group="g", turn=2)) is first
+
+
 def test_a_request_that_kills_engines_kills_two_and_no_more() -> None:
     async def main() -> None:
         engines = await started(Mortal(), Mortal(), Mortal())
