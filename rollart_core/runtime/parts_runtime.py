@@ -123,7 +123,7 @@ class PartsRuntime(ABC):
         """Start the inference engines and the trainer, all at once."""
         config = self.config
         model = ModelArgs(model_path, config.model.dtype, config.model.device)
-        channel = ChannelArgs(self.run.weights, str(self._shared / "weights"))
+        channel = ChannelArgs(self.run.weights, self.weights_location())
         engines = self._engines = EngineSet(
             lambda index: self._engine(index, model, channel),
             self,
@@ -147,6 +147,10 @@ class PartsRuntime(ABC):
         )
         await asyncio.gather(engines.start(config.runtime.num_engines), self._trainer.start())
         return engines.router, self._trainer
+
+    def weights_location(self) -> str:
+        """Return where trainer and engines open the weight channel."""
+        return str(self._shared / "weights")
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""

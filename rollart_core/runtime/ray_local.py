@@ -19,6 +19,8 @@ from pathlib import Path
 _PREFIX = "rollart-ray-"
 OBJECT_STORE_BYTES = 256 << 20
 """Batches pass through it, and nothing that is larger: weights have channels of their own."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""As on macOS and Windows: Ray uses the loopback address, and does not replace it by another."""
 HEALTH_LOOKS = 3
 """So many looks a node may miss before it is dead."""
 
@@ -46,8 +48,7 @@ class LocalFolder:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
-            # As on macOS and Windows: Ray listens on the loopback address only.
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            **LOOPBACK,
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 

@@ -8,6 +8,7 @@ another one, can still answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 MISSING = "none"
 """The version of what is not there."""
@@ -56,6 +57,17 @@ def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]
     return found
 
 
+def ask_whether_there(path: str) -> Callable[[], bool]:
+    """Return a function that tells whether a node has a file or folder."""
+
+    def there() -> bool:
+        import os
+
+        return os.path.exists(path)
+
+    return there
+
+
 def ask_whether_seen(path: str, text: str) -> Callable[[], bool]:
     """Return a function that tells whether a node reads ``text`` in a file at ``path``."""
 
@@ -99,6 +111,53 @@ def ask_to_remove(path: str) -> Callable[[], None]:
             os.unlink(path)
 
     return remove
+
+
+def ask_for_a_port(host: str) -> Callable[[], int]:
+    """Return a function that finds a port of a node that is free."""
+
+    def find() -> int:
+        import socket
+
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            return int(listener.getsockname()[1])
+
+    return find
+
+
+def ask_for_a_box(env_id: str, options: Mapping[str, Any]) -> Callable[[], tuple[str, str] | None]:
+    """Return a function that tries a box of an environment on a node that has this rollart.
+
+    The function returns what is wrong and how to mend it, or None.
+    """
+    given = dict(options)
+
+    def fault() -> tuple[str, str] | None:
+        from rollart_core import registry
+        from rollart_core.boxes import loop
+        from rollart_core.boxes.doctor import diagnose
+        from rollart_core.boxes.source import close_all
+        from rollart_core.errors import RollartError, first_line
+
+        try:
+            if registry.ISOLATION in given:
+                from rollart_core.isolation.describe import describe
+
+                describe(env_id, given)
+                return None
+            sandbox = dict(given["sandbox"])
+            found = loop.run(diagnose(sandbox.pop("id"), sandbox))
+        except RollartError as e:
+            return first_line(str(e)), ""
+        finally:
+            close_all()
+        if found.works:
+            return None
+        bad = [f for f in found.findings if f.state == "bad"] or list(found.findings)
+        return f"{found.sandbox}: {bad[-1].what}: {bad[-1].says}", bad[-1].mend
+
+    return fault
 
 
 def _said(version: str) -> str:

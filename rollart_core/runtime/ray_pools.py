@@ -140,11 +140,12 @@ def seats_of(
         near = did_you_mean(name, list(by_name))
         raise ConfigError(f"the placement names a pool {name!r} that the cluster has not.{near}")
     _check_room(chosen, by_name)
-    return [
-        Seat(role, name, _takes(by_name[name], role), by_name[name].labels)
-        for role, names in chosen.items()
-        for name in names
-    ]
+    return [seat(by_name[name], role) for role, names in chosen.items() for name in names]
+
+
+def seat(pool: RayPool, role: str) -> Seat:
+    """Return a seat of a pool for one part."""
+    return Seat(role, pool.name, _takes(pool, role), pool.labels)
 
 
 def engine_pools(placement: Placement, num_engines: int) -> list[str]:

@@ -1,0 +1,178 @@
+"""A part in an actor of a Ray cluster: started, called, watched and ended.
+
+Takes: a seat on the cluster, and how its process is set up. Gives: the shape of
+:class:`rollart_core.runtime.part.Part`. Never: leaves the actor behind, or lets a caller wait for
+one that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollart_core.errors import PartDied
+from rollart_core.runtime.frames import Answer, Call
+from rollart_core.runtime.ray_actor import ActorSettings
+from rollart_core.runtime.ray_cluster import RayCluster
+from rollart_core.runtime.ray_pools import Seat
+
+
+@dataclass(slots=True, eq=False)
+class Berth:
+    """A seat that is reserved: a bundle of a placement group."""
+
+    seat: Seat
+    group: Any
+    index: int
+    taken_by: RayPart | None = field(default=None)
+    num_beside: int = 0
+    """Parts that sat down here beside it, and reserve nothing."""
+
+    @property
+    def is_free(self) -> bool:
+        """True when no part has it that lives or is to live."""
+        return self.taken_by is None or self.taken_by.ended
+
+
+class RayPart:
+    """One part of a run in an actor.
+
+    Args:
+        name: What errors and the log call it.
+        cluster: Where it is.
+        find_berth: Returns the seat it takes.
+        settings: How its process is set up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: RayCluster,
+        find_berth: Callable[[], Awaitable[Berth]],
+        settings: ActorSettings,
+    ) -> None:
+        self.name = name
+        self.on_death: Callable[[RayPart], None] | None = None
+        self.pid: int | None = None
+        """Of its process, on its node; None until it is up."""
+        self._cluster = cluster
+        self._find_berth = find_berth
+        self._settings = settings
+        self._actor: Any = None
+        self._watching: asyncio.Task[None] | None = None
+        self._gone: str | None = None
+        self._closing = False
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._ids = itertools.count()
+
+    @property
+    def alive(self) -> bool:
+        """True while it can be called."""
+        return self._actor is not None and self._gone is None
+
+    @property
+    def ended(self) -> bool:
+        """True when it is gone, or about to be."""
+        return self._gone is not None or self._closing
+
+    async def start(
+        self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Bring the actor up and build the part in it.
+
+        Raises:
+            PartDied: When it does not come up.
+        """
+        berth = await self._find_berth()
+        berth.taken_by = self
+        self._actor = self._cluster.new_actor(berth.seat, berth.group, berth.index, self._settings)
+        self._watching = asyncio.create_task(self._watch(), name=f"watch {self.name}")
+        try:
+            async with asyncio.timeout(self._cluster.patience_s):
+                self.pid = await self._answer(self._actor.hello.remote())
+        except TimeoutError:
+            self.lose(f"no process within {self._cluster.patience_s:g} s: its node may be gone")
+            raise PartDied(self._obituary()) from None
+        if factory is not None:
+            await self.call("__build__", factory, dict(kwargs or {}))
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the part (or ``"module:function"``) and wait for its answer.
+
+        Raises:
+            PartDied: When the actor is gone, before or meanwhile.
+            Exception: Whatever the method raised.
+        """
+        if not self.alive:
+            raise PartDied(self._obituary())
+        frame = pickle.dumps(Call(next(self._ids), method, args, kwargs), protocol=5)
+        answer: Answer = pickle.loads(await self._answer(self._actor.call.remote(frame)))
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def kill(self) -> None:
+        """End the actor now, as if it had died."""
+        if self._actor is not None:
+            self._cluster.kill(self._actor)
+
+    async def close(self, *, grace_s: float = 5.0) -> None:
+        """Let the actor close what it has open, and end it after ``grace_s`` at the latest."""
+        self._closing = True
+        if self.alive:
+            with contextlib.suppress(PartDied, TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._answer(self._actor.leave.remote())
+            self.kill()
+        if self._watching is not None:
+            await asyncio.wait([self._watching], timeout=max(grace_s, 1.0))
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        self.lose("closed")
+
+    def lose(self, why: str) -> None:
+        """Treat it as gone from now on."""
+        if self._gone is not None:
+            return
+        self._gone = why
+        self.kill()  # one that only cannot be reached must not go on
+        for call in self._calls:
+            call.cancel()
+        if not self._closing and self.on_death is not None:
+            self.on_death(self)
+
+    async def _answer(self, ref: Any) -> Any:
+        """Wait for an answer, as long as the actor lives.
+
+        Raises:
+            PartDied: When it is gone.
+        """
+        call = asyncio.ensure_future(self._cluster.answer(ref))
+        self._calls.add(call)
+        try:
+            await asyncio.wait([call])
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        if call.cancelled():
+            raise PartDied(self._obituary())
+        error = call.exception()
+        if error is not None:
+            self.lose(str(error))
+            raise PartDied(self._obituary())
+        return call.result()
+
+    async def _watch(self) -> None:
+        with contextlib.suppress(PartDied):
+            await self._answer(self._actor.live.remote())
+
+    def _obituary(self) -> str:
+        log = self._settings.log_path
+        where = f"; see {log}" if log and os.path.exists(log) else ""
+        return f"the {self.name} actor is gone ({self._gone or 'not started'}){where}"
