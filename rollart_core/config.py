@@ -406,8 +406,8 @@ class Failures(Section):
     load_weights_s: Seconds = 300.0
     """So is an engine that has not loaded new weights after this long."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """How often an engine is started again within ``restart_window_s``; after one more death it is
-    given up, and the run ends when no engine is left."""
+    """How often an engine, or the trainer, is started again within ``restart_window_s``. After one
+    more death it is given up: without any engine, or without the trainer, the run ends."""
     restart_window_s: Seconds = 600.0
     """After this long a death no longer counts."""
 

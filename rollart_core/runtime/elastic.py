@@ -83,7 +83,8 @@ class Elastic:
     async def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Do what `rollart scale` asks: ``{"scale": {target: count}}``; without it, only count."""
         wanted = request.get("scale", {})
-        assert isinstance(wanted, dict)
+        if not isinstance(wanted, dict):
+            raise UserError("scale: give targets and counts, such as {engines: 2}")
         async with self._turn:
             before = dict(self._runtime.counts())
             if not before:

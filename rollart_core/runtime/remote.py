@@ -29,6 +29,8 @@ MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 SHUTDOWN_GRACE_S = 10.0
 ABORT_GRACE_S = 5.0
+START_LIMIT_S = 600.0
+"""A restart that takes longer counts as a death."""
 
 
 def _default_restarts() -> Restarts:
@@ -212,7 +214,8 @@ class RemoteEngine(InferenceEngine):
             dead = self._part = self._new_process()
             self.num_restarts += 1
             try:
-                await self._bring_up(dead)
+                async with asyncio.timeout(START_LIMIT_S):  # no ping can tell: loading is slow too
+                    await self._bring_up(dead)
             except Exception as e:
                 why = f"its start failed: {first_line(str(e)) or type(e).__name__}"
                 continue
