@@ -110,7 +110,7 @@ class PartsRuntime(ABC):
     async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
         """Make a model from nothing in a process of its own, under the run directory."""
         path = str(self.run_dir / "model")
-        part = self.new_part("model")
+        part = self._watched_part("model")
         try:
             await part.start()
             corpora = self._by_env(corpus_tasks)
@@ -154,7 +154,7 @@ class PartsRuntime(ABC):
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
-        part = self._demonstrator = self.new_part("demonstrator")
+        part = self._demonstrator = self._watched_part("demonstrator")
         kwargs = {
             "envs": self._by_env(tasks),
             "tokenizer_path": model_path,
