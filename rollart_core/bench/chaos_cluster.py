@@ -27,7 +27,7 @@ from rollart_core.errors import RollartError
 NODE_VARIABLE = "ROLLART_CHAOS_NODE"
 """In the environment of every process of one node."""
 HEALTH_CHECK_S = 0.5
-UP_WITHIN_S = 90.0
+UP_WITHIN_S = 240.0
 STORE_BYTES = 80 << 20
 _UP = b"Ray runtime started"
 """What `ray start` prints when the node is known to the head."""
@@ -85,7 +85,9 @@ class LocalCluster:
             log = self.folder / f"{name}.log"
             while _UP not in log.read_bytes():
                 if time.monotonic() > until:
-                    raise RollartError(f"the Ray node {name} did not come up: see {log}")
+                    said = log.read_text(encoding="utf-8", errors="replace").split("\n")
+                    tail = " / ".join(line.strip() for line in said if line.strip())[-400:]
+                    raise RollartError(f"the Ray node {name} did not come up: {tail}")
                 time.sleep(0.1)
 
     def replace(self, name: str) -> str:

@@ -30,6 +30,7 @@ from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import JournalError, RollartError
 
 POLL_S = 0.05
+LOOK_S = 0.5
 LIMIT_S = 240.0
 """For a run to recover, or to train the next batch."""
 MOST_DELAY_S = 0.5
@@ -87,6 +88,8 @@ class AttackedRun:
     cluster: LocalCluster | None = None
     process: subprocess.Popen[bytes] | None = None
     num_starts: int = 0
+    look_at_s: float = 0.0
+    """When to look next which processes there are."""
     recoveries: list[Recovery] = field(default_factory=list)
 
     def execute(self, kills: Sequence[Kill]) -> float:
@@ -254,7 +257,9 @@ class AttackedRun:
             RollartError: When it ended otherwise.
         """
         assert self.process is not None
-        self.watched.alive()  # remembers their ids
+        if time.monotonic() > self.look_at_s:
+            self.look_at_s = time.monotonic() + LOOK_S
+            self.watched.alive()  # remembers their ids
         code = self.process.poll()
         if code not in (None, 0):
             raise RollartError(f"the run ended with exit code {code}: {self._tail()}")
