@@ -41,9 +41,9 @@ def run(
     resolved = resolve_run(load_config(path, settings), source=str(path), import_classes=dry_run)
     console = Console(stderr=True) if as_json else stdout_console()
     if resume:
-        from rollart_core.engine.resume import check_same_run
+        from rollart_core.engine.resume import check_resume
 
-        check_same_run(resume, resolved.as_dict())
+        check_resume(resume, resolved.as_dict())
         _tell_changes(console, path, resolved)
     if dry_run:
         _show(path, resolved, as_json)

@@ -16,9 +16,9 @@ from rollart_core.engine.journal_reader import JournalReader, ordinal
 from rollart_core.engine.tables import (
     OPEN_STATES,
     ROLLED_BACK,
+    AttemptRow,
     BatchRow,
     TicketRow,
-    TrajectoryRow,
 )
 from rollart_core.types import FailureKind
 
@@ -103,7 +103,7 @@ def audit(run_dir: Path) -> AuditReport:
     with JournalReader(run_dir) as reader, reader.snapshot():
         tickets = {t.ticket_id: t for t in reader.tickets()}
         batches = reader.batches()
-        rows = reader.trajectory_rows()
+        rows = reader.attempts()
         bound = staleness_bound(reader.config())
         num_attempts = reader.num_events("dispatched")
         went_back, ended = _lives(reader)
@@ -167,7 +167,7 @@ def _members(batches: Iterable[BatchRow]) -> Iterator[Attempt]:
 
 
 def _staleness(
-    batches: Iterable[BatchRow], finished: Mapping[Attempt, TrajectoryRow]
+    batches: Iterable[BatchRow], finished: Mapping[Attempt, AttemptRow]
 ) -> list[tuple[str, int]]:
     """Return ticket and staleness of all that was ever trained on."""
     return [
@@ -192,7 +192,7 @@ def _wrong_batches(live: Sequence[BatchRow]) -> list[str]:
 def _wrongly_trained(
     live: Sequence[BatchRow],
     tickets: Mapping[str, TicketRow],
-    finished: Mapping[Attempt, TrajectoryRow],
+    finished: Mapping[Attempt, AttemptRow],
 ) -> list[str]:
     times = Counter(t for b in live for t in b.ticket_ids)
     problems = [f"{t} was trained {n} times" for t, n in times.items() if n > 1]
@@ -207,9 +207,7 @@ def _wrongly_trained(
     return problems
 
 
-def _out_of_lineage(
-    live: Sequence[BatchRow], finished: Mapping[Attempt, TrajectoryRow]
-) -> list[str]:
+def _out_of_lineage(live: Sequence[BatchRow], finished: Mapping[Attempt, AttemptRow]) -> list[str]:
     """What weights of a lost life generated may not be trained in a later one."""
     return [
         f"{member[0]} was trained on what versions generated that had been undone"
@@ -256,9 +254,9 @@ def _reasons(tickets: Iterable[TicketRow], state: str) -> dict[str, int]:
     return dict(Counter(t.reason for t in tickets if t.state == state).most_common())
 
 
-def _length_bias(rows: Sequence[TrajectoryRow], trained: Sequence[TrajectoryRow]) -> LengthBias:
+def _length_bias(rows: Sequence[AttemptRow], trained: Sequence[AttemptRow]) -> LengthBias:
     finished = [r for r in rows if r.failure_kind is None]
-    longest: dict[str, TrajectoryRow] = {}
+    longest: dict[str, AttemptRow] = {}
     for row in rows:
         if row.ticket_id not in longest or row.num_tokens > longest[row.ticket_id].num_tokens:
             longest[row.ticket_id] = row

@@ -48,6 +48,23 @@ class Checkpoints:
         """Return those that were written to the end, the newest first."""
         return sorted((p.parent for p in self._folder.glob(f"v*/{STATE_FILE}")), reverse=True)
 
+    def expect_one(self) -> None:
+        """See that there is one whose files are those that were written; this takes moments.
+
+        Raises:
+            ConfigError: When there is none.
+        """
+        bad: dict[Path, str] = {}
+        for folder in self.whole():
+            try:
+                RunState.read(folder)
+                _check_seal(folder)
+            except (OSError, ValueError) as e:
+                bad[folder] = first_line(str(e))
+            else:
+                return
+        raise ConfigError(self._none_left(bad))
+
     async def finish(self, state: RunState) -> None:
         """Make the trainer's folder a checkpoint, and remove those that are too old."""
         folder = checkpoint_folder(self._run_dir, state.policy_version)

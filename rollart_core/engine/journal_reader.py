@@ -20,6 +20,7 @@ from rollart_core.engine.shards import FOLDER, read_shard, unpack
 from rollart_core.engine.tables import (
     FILE,
     SCHEMA_VERSION,
+    AttemptRow,
     BatchRow,
     EventRow,
     MetricRow,
@@ -115,6 +116,11 @@ class JournalReader:
         """Return the summaries of trajectories after ``after_seq``, in order."""
         query = "SELECT * FROM trajectories WHERE seq > ? ORDER BY seq LIMIT ?"
         return [_trajectory_row(r) for r in self._db.execute(query, (after_seq, limit))]
+
+    def attempts(self) -> list[AttemptRow]:
+        """Return, in order, the attempts of which something came back."""
+        query = f"SELECT {', '.join(AttemptRow._fields)} FROM trajectories ORDER BY seq"
+        return list(map(AttemptRow._make, self._db.execute(query)))
 
     def metrics(self, name: str | None = None, *, rolled_back: bool = False) -> list[MetricRow]:
         """Return all metrics, or those of one name, by train_step.

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from rollart_core.engine.checkpoints import Checkpoints
 from rollart_core.engine.journal_reader import JournalReader, ordinal
 from rollart_core.engine.run_dir import RunState
+from rollart_core.engine.run_lock import run_lock
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import ConfigError, JournalError
 from rollart_core.types import Task
@@ -54,6 +56,21 @@ class RestorableTasks(Protocol):
 
     def restore(self, state: TaskSourceState) -> None:
         """Go on from ``state``."""
+
+
+def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
+    """Refuse to go on where that must fail, before anything starts.
+
+    Raises:
+        ConfigError: Saying why, and how to mend it.
+    """
+    check_same_run(run_dir, config)
+    with run_lock(run_dir):
+        Checkpoints(run_dir, 1, _nobody_listens).expect_one()
+
+
+def _nobody_listens(text: str) -> None:
+    """Tell nobody: nothing is set aside here."""
 
 
 def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ Takes: nothing. Gives: the schema and one record per table. Never: opens a datab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SCHEMA_VERSION = 2
 FILE = "journal.db"
@@ -147,6 +147,18 @@ class TrajectoryRow:
     shard_row: int | None
     life: int
     """Of the run, when this attempt was dispatched."""
+
+
+class AttemptRow(NamedTuple):
+    """What the account of a run needs of a trajectory; there may be very many."""
+
+    ticket_id: str
+    attempt: int
+    failure_kind: str | None
+    oldest_version: int
+    num_tokens: int
+    num_turns: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.resume import check_same_run
+from rollart_core.engine.resume import check_resume
 from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
 from rollart_core.engine.run_lock import run_lock
 from rollart_core.errors import RollartError, TrainerLost
@@ -83,7 +83,7 @@ class _Launch:
 
     async def execute(self) -> RunReport:
         if self._resume is not None:
-            check_same_run(self._resume, self._run.as_dict())
+            check_resume(self._resume, self._run.as_dict())
             run_dir = self._resume
         else:
             run_dir = new_run_dir(self._config.runs_dir, self._config.name)

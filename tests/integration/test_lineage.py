@@ -19,9 +19,10 @@ from rollart_core.engine.audit import AuditReport, audit
 from rollart_core.engine.checkpoints import Checkpoints
 from rollart_core.engine.journal import Journal
 from rollart_core.engine.journal_reader import JournalReader, ordinal, read_trajectories
-from rollart_core.engine.resume import check_same_run
+from rollart_core.engine.resume import check_resume, check_same_run
+from rollart_core.engine.run_dir import RunState
 from rollart_core.engine.run_lock import run_lock
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.engine.tasks import TaskSource, TaskSourceState
 from rollart_core.errors import ConfigError
 
 SCRIPT = Path(__file__).with_name("lineage_run.py")
@@ -161,6 +162,19 @@ def test_a_run_that_is_going_on_is_not_gone_on_with(tmp_path: Path) -> None:
         raise AssertionError("two at once")
     with run_lock(tmp_path):
         pass  # it is free again
+
+
+def test_what_cannot_be_gone_on_with_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    Journal(tmp_path, {"seed": 1}).close()
+    with run_lock(tmp_path), pytest.raises(ConfigError, match="is in use"):
+        check_resume(tmp_path, {"seed": 1})
+    with pytest.raises(ConfigError, match="holds no checkpoint .* start it anew"):
+        check_resume(tmp_path, {"seed": 1})
+    folder = tmp_path / "checkpoints" / "v000004"
+    folder.mkdir(parents=True)
+    RunState(4, 4, TaskSourceState(0), 0, 0, {}, 1.0).write(folder, {"weights": [3, 0]})
+    with pytest.raises(ConfigError, match="v000004: weights is missing"):
+        check_resume(tmp_path, {"seed": 1})
 
 
 def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path: Path) -> None:

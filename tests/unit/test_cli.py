@@ -18,6 +18,8 @@ from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal import Journal
+from rollart_core.engine.run_dir import RunState
+from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import TooManyFailures
 from rollart_core.hookspecs import hookimpl
 from rollart_core.plugins import RESERVED_COMMANDS
@@ -253,6 +255,11 @@ def test_resume_takes_the_runs_own_config(
     assert (code, "it has no journal.db" in err) == (1, True)
     recorded = resolve_run(load_config(folder / "config.yaml")).as_dict()
     Journal(folder, recorded | {"resolved_with": {"rollart": "0.0.1"}}).close()
+    code, _, err = rollart("run", "--resume", str(folder))
+    assert (code, "holds no checkpoint" in err) == (1, True)
+    (folder / "checkpoints" / "v000004").mkdir(parents=True)
+    source = TaskSourceState(0)
+    RunState(4, 4, source, 0, 0, {}, 1.0).write(folder / "checkpoints" / "v000004", {})
     assert rollart("run", "--resume", str(folder), "stop.batches=9")[0] == 0
     ((run, resume),) = launched
     assert resume == folder.resolve()
