@@ -168,7 +168,7 @@ def test_what_cannot_be_gone_on_with_is_refused_before_anything_starts(tmp_path:
     Journal(tmp_path, {"seed": 1}).close()
     with run_lock(tmp_path), pytest.raises(ConfigError, match="is in use"):
         check_resume(tmp_path, {"seed": 1})
-    with pytest.raises(ConfigError, match="holds no checkpoint .* start it anew"):
+    with pytest.raises(ConfigError, match=r"holds no checkpoint .* start it anew"):
         check_resume(tmp_path, {"seed": 1})
     folder = tmp_path / "checkpoints" / "v000004"
     folder.mkdir(parents=True)

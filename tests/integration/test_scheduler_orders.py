@@ -17,6 +17,7 @@ from rollart_core.engine.events import (
     GroupFiltered,
     GroupKept,
     LoseTicket,
+    ReturningGroup,
     RunStarted,
     SchedulePolicy,
     StartEpisode,
@@ -34,12 +35,26 @@ from rollart_core.types import Failure, FailureKind, Ticket
 class World:
     """Engines, trainer and environments that answer in a random order, and a strict bookkeeper."""
 
-    def __init__(self, policy: SchedulePolicy, rng: random.Random, chaos: float) -> None:
+    def __init__(
+        self,
+        policy: SchedulePolicy,
+        rng: random.Random,
+        chaos: float,
+        begins: RunStarted | None = None,
+    ) -> None:
         self.policy = policy
+        self.begins = begins or RunStarted()
+        self.first_attempts = {
+            f"{g.group_id}.{i}": attempt
+            for g in self.begins.returning
+            for i, attempt in enumerate(g.attempts)
+        }
+        self.attempts: dict[str, Ticket] = {}
+        self.trained_at: dict[str, int] = {}
         self.rng = rng
         self.chaos = chaos
         self.scheduler = Scheduler(policy, TaskSource("fake/Env-v0", "train", 20, 0))
-        self.engine = self.trainer = 0
+        self.engine = self.trainer = self.begins.policy_version
         self.training = False
         self.running: dict[str, tuple[Ticket, int]] = {}
         self.to_judge: list[str] = []
@@ -49,6 +64,7 @@ class World:
         self.history: list[Event] = []
         self.stopped: StopRun | None = None
         self.spare: set[str] = set()
+        self.dropped: set[str] = set()
 
     def possible(self) -> list[Event]:
         """One event of each kind that the world could bring now."""
@@ -118,9 +134,11 @@ class World:
                     assert start == self.engine
                     assert ticket.ticket_id not in self.running
                     assert ticket.ticket_id not in self.settled
-                    assert (ticket.ticket_id in self.started) == (ticket.attempt > 0)
-                    assert ticket.attempt <= self.policy.max_retries
+                    first = self.first_attempts.get(ticket.ticket_id, 0)
+                    assert (ticket.ticket_id in self.started) == (ticket.attempt > first)
+                    assert first <= ticket.attempt <= first + self.policy.max_retries
                     self.started.add(ticket.ticket_id)
+                    self.attempts[ticket.ticket_id] = ticket
                     self.running[ticket.ticket_id] = ticket, start
                 case AbortEpisode(ticket_id, "redundant"):
                     self.running.pop(ticket_id, None)  # or it was waiting for a retry
@@ -143,6 +161,7 @@ class World:
                     )
                     self.to_judge.append(group)
                 case DropGroup(group, reason):
+                    self.dropped.add(group)
                     if group in self.to_judge:
                         self.to_judge.remove(group)
                     for ticket_id in self.members(group):
@@ -166,6 +185,7 @@ class World:
                     staleness = self.trainer - self.oldest[ticket_id]
                     assert 0 <= staleness <= self.policy.staleness_bound
                     self.settle(ticket_id, "trained")
+            self.trained_at[group] = self.trainer
 
     def settle(self, ticket_id: str, how: str) -> None:
         assert ticket_id not in self.settled
@@ -175,11 +195,13 @@ class World:
         ids = [f"{group}.{i}" for i in range(self.policy.num_members)]
         return [t for t in ids if t in self.started]
 
-    def run(self, stop_after: int | None) -> None:
-        self.apply(self.scheduler.handle(RunStarted()))
+    def run(self, stop_after: int | None, kill_after: int | None = None) -> None:
+        self.apply(self.scheduler.handle(self.begins))
         for i in range(20_000):
             if self.stopped:
                 break
+            if i == kill_after:
+                return
             if i == stop_after:
                 self.step(StopRequested("enough"))
                 continue
@@ -191,6 +213,20 @@ class World:
         assert set(self.settled) >= self.started
         self.check_counts()
 
+    def comeback(self, version: int) -> RunStarted:
+        """What begins the next life when this one was killed and had a checkpoint of a version."""
+        groups: dict[str, list[Ticket]] = {}
+        for ticket in self.attempts.values():
+            groups.setdefault(ticket.group_id, []).append(ticket)
+        ended = {g for g, at in self.trained_at.items() if at < version} | self.dropped
+        returning = []
+        for group_id in sorted(groups.keys() - ended):
+            nexts = {t.index: t.attempt + 1 for t in groups[group_id]}
+            attempts = tuple(nexts.get(i, 0) for i in range(max(nexts) + 1))
+            task = groups[group_id][0].task
+            returning.append(ReturningGroup(group_id, int(group_id[1:]), task, attempts))
+        return RunStarted(version, len(groups), tuple(returning))
+
     def check_counts(self) -> None:
         counts = self.scheduler.snapshot()
         hows = list(self.settled.values())
@@ -198,7 +234,7 @@ class World:
         assert counts.lost == hows.count("lost")
         assert counts.redundant >= hows.count("redundant")
         assert counts.num_running == counts.num_open_groups == counts.num_ready_groups == 0
-        assert counts.batches == self.trainer
+        assert counts.batches == self.trainer - self.begins.policy_version
 
 
 @st.composite
@@ -242,3 +278,23 @@ def test_a_stop_at_any_moment_settles_everything(
     world.run(stop_after)
     assert world.stopped is not None
     assert world.stopped.kind in ("done", "requested")
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), st.integers(0, 2**32), st.integers(1, 80))
+def test_what_a_kill_cut_off_comes_back_and_is_settled_once(
+    policy: SchedulePolicy, seed: int, kill_after: int
+) -> None:
+    rng = random.Random(seed)
+    first = World(policy, rng, 0.2)
+    first.run(None, kill_after)
+    begins = first.comeback(rng.randint(max(0, first.trainer - 2), first.trainer))
+    second = World(policy, rng, 0.2, begins)
+    second.run(stop_after=None)
+    back = {g.group_id for g in begins.returning}
+    gone_on = {g for g in second.trained_at if g in back} | (second.dropped & back)
+    assert gone_on == back
+    kept = {g for g, at in first.trained_at.items() if at < begins.policy_version}
+    assert not kept & second.trained_at.keys()
+    # New groups have new numbers, and come after all that came back unless those are too many.
+    assert all(int(g[1:]) >= begins.next_ordinal for g in second.trained_at.keys() - back)
