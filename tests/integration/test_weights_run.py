@@ -1,6 +1,9 @@
 """Whole runs over the channels that the other run tests do not use."""
 
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,10 @@ from test_run import left_behind, run, write
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.engine.observer import NobodyWatches
 from rollart_core.errors import ConfigError
 from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
 
 
 @pytest.mark.slow
@@ -46,6 +51,40 @@ def test_two_engines_over_delta_and_collective_with_restarts(tmp_path):
         for sample in trajectory.samples:
             for turn in set(sample.turn_ids[sample.loss_mask].tolist()):
                 assert len(set(sample.policy_versions[sample.turn_ids == turn].tolist())) == 1
+
+
+class Killer(NobodyWatches):
+    """Kills a process of the run, by the name of its log, at some batch."""
+
+    def __init__(self, runs: Path, at: dict[int, str]) -> None:
+        self.runs, self.at = runs, at
+
+    def progress(self, fraction, line):
+        log = self.at.pop(line.get("batch"), None)
+        for name in os.listdir("/proc") if log else ():
+            with contextlib.suppress(OSError):
+                written = os.readlink(f"/proc/{name}/fd/1")
+                if written.startswith(str(self.runs)) and written.endswith(f"/{log}"):
+                    os.kill(int(name), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_broadcast_gets_over_the_death_of_an_engine_and_of_the_trainer(tmp_path):
+    killer = Killer(tmp_path / "runs", {1: "engine-1.log", 3: "trainer.log"})
+    changes = {
+        "runtime": {"num_engines": 2},
+        "weights": {"id": "delta", "over": "collective"},
+        "checkpoint": {"every_batches": 2},
+        "stop": {"batches": 6},
+    }
+    report = launch(resolve_run(load_config(write(tmp_path, changes))), observer=killer)
+    assert report.ok
+    assert report.batches == 6
+    assert not killer.at
+    checked = audit(Path(report.run_dir))
+    assert checked.ok, checked.violations
+    assert len(checked.went_back) == 1
+    assert left_behind() == []
 
 
 def resolved(folder, weights):
