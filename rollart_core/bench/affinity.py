@@ -110,8 +110,13 @@ def pools() -> list[Pool]:
         }
     )
     return [
-        replace(p, flops_per_s=p.flops_per_s * FASTER, bytes_per_s=p.bytes_per_s * FASTER)
-        for p in cluster.to_pools()
+        replace(
+            pool,
+            flops_per_s=pool.flops_per_s * FASTER,
+            bytes_per_s=pool.bytes_per_s * FASTER,
+            step_s=pool.step_s / FASTER,
+        )
+        for pool in cluster.to_pools()
     ]
 
 

@@ -86,7 +86,7 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         f"{_HERE}.plan:plan",
         "Show where a run's parts would go on a cluster, why, and the rates to expect.",
-        "rollart plan run.yaml --cluster examples/clusters/two_kinds.yaml --mapper colocate",
+        "rollart plan examples/mix.yaml --cluster examples/clusters/two_kinds.yaml --mapper cost",
     ),
     "registry": Command(
         f"{_HERE}.registry:app",

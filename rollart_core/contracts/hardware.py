@@ -38,6 +38,8 @@ class Pool:
     """What one device is called in the cluster's own scheduler (Ray's resources)."""
     roles: tuple[Role, ...] = ()
     """What it may be used for; none: whatever fits its device."""
+    step_s: float = 0.0
+    """What an engine's step takes there besides arithmetic and traffic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class Efficiency(Section):
     """Of FLOP/s."""
     bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Of bytes/s."""
+    step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001
+    """What a step of an engine takes besides: scheduling, launching kernels, sampling."""
 
 
 class ModelSection(Section):
@@ -138,6 +140,7 @@ class Cluster(Section):
             else section.price_per_hour,
             resources=dict(section.resources),
             roles=section.roles,
+            step_s=share.step_s,
         )
 
     def _own(self, name: str) -> DeviceFigures:
@@ -246,4 +249,5 @@ def _filled(pool: Pool) -> Pool:
         bytes_per_s=pool.bytes_per_s or device.bytes_per_s * share.bandwidth,
         memory_bytes=pool.memory_bytes or device.memory_bytes,
         price_per_hour=pool.price_per_hour or device.price_per_hour,
+        step_s=pool.step_s or share.step_s,
     )

@@ -166,7 +166,7 @@ class EngineTime:
             num_steps = min(row.num_new - row.num_done for row in self._running)
             # All steps up to the next end take what the middle one takes.
             contexts = [row.context + num_steps / 2 for row in self._running]
-            step_s = max(decode_bounds(self._model, self._pool, contexts))
+            step_s = max(decode_bounds(self._model, self._pool, contexts)) + self._pool.step_s
             self._phase = _Phase(at_s, step_s, num_steps)
 
     def _admit(self) -> list[_Row]:
@@ -191,7 +191,8 @@ class EngineTime:
             )
             for row in rows
         ]
-        return max(sum(part[0] for part in parts), sum(part[1] for part in parts))
+        longer = max(sum(part[0] for part in parts), sum(part[1] for part in parts))
+        return longer + self._pool.step_s
 
     def _held(self) -> int:
         rows = [*self._running, *(self._phase.admitted if self._phase else [])]

@@ -36,7 +36,7 @@ from rollart_core.plan.fit import Fit, Way
 
 Key = tuple[str, ...]
 RATE: Key = ("rate",)
-BUSY, DEVICES, ENGINES = "busy", "devices", "engines"
+BUSY, CORES, DEVICES, ENGINES = "busy", "cores", "devices", "engines"
 EPISODES, TRAINING, REWARDS = "episodes", "training", "rewards"
 """Labels of the rows that hold the rate down."""
 
@@ -78,6 +78,8 @@ class Program:
     fit: Fit
     fixed: Placement | None = None
     """Where everything is already; then only rates are open."""
+    crowded: bool = False
+    """Whether environments may share cores with engines and trainer: for clusters with few."""
     unit: float = 1.0
     keys: list[Key] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -220,8 +222,11 @@ class Program:
             busy = {_way_key(w): w.device_s * self.unit for w in fit.ways if w.pool == name}
             used = {_n(name): 1.0, _k(name): -1.0}
             if name in fit.env_pools:
-                for env_id in fit.workloads:
-                    used[_z(env_id, name)] = fit.cpu_s(env_id, name) * self.unit
+                cores = {_z(e, name): fit.cpu_s(e, name) * self.unit for e in fit.workloads}
+                if self.crowded:
+                    self._row(CORES, name, {**cores, _k(name): -1.0}, -np.inf, 0.0)
+                else:
+                    used |= cores
             if self._takes_turns(name):
                 busy[RATE] = fit.training_s(name) * self.unit
             elif name in fit.trainer_pools:
@@ -362,7 +367,7 @@ class Program:
         rates = {way: max(0.0, found[_way_key(way)]) for way in fit.ways}
         terms: dict[str, dict[Key, float]] = {name: {} for name in fit.pools}
         for row in self.rows:
-            if row.label in (BUSY, DEVICES):
+            if row.label in (BUSY, CORES, DEVICES):
                 terms[row.of] |= {k: v for k, v in row.coefficients.items() if k[0] not in "nk"}
         used = {name: _total(coefficients, found) for name, coefficients in terms.items()}
         rented = {
@@ -402,7 +407,7 @@ def _upper_bound(fit: Fit) -> float:
         alone_s += share * min((way.resident_s for way in ways), default=0.0)
     count = sum(fit.pools[name].count for name in pools)
     bounds = [1e9, count / max(device_s, 1e-9), fit.demand.max_concurrent / max(alone_s, 1e-9)]
-    return min(bounds)
+    return 1.01 * min(bounds)
 
 
 def _z(env_id: str, pool: str) -> Key:

@@ -11,6 +11,7 @@ at the device's bytes/s (Williams, Waterman, Patterson: Roofline, CACM 52(4), 20
         B = W + K (tokens of all rows in the cache)
         W bytes of the weights, read once a step; K = 2 L x kv_heads x head_dim x bytes_per_value
         bytes of keys and values a token (Pope et al., arXiv 2211.05102, section 2)
+    and besides, ``step_s`` for what an engine does around it
 
 Prefill and decode are steps of their own, as engines schedule them that do not chunk prompts; where
 they share steps (arXiv 2403.02310) a real engine comes out somewhat faster than reckoned here.
@@ -91,16 +92,18 @@ def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> 
     step, and never less than one.
     """
     context = decode_context(workload)
-    steps = max(0.0, workload.decode_tokens - 1)
+    given = 1.0 if workload.prefill_tokens else 0.0
+    steps = max(0.0, workload.decode_tokens - given)
     prompts = max(1.0, batch / max(1.0, steps))
     by_compute, by_traffic = prefill_bounds(
         model, pool, workload.prefill_tokens, cached_tokens(workload), prompts=prompts
     )
     step_compute, step_traffic = decode_bounds(model, pool, [context] * batch)
-    prefill_s = max(by_compute, by_traffic) if workload.prefill_tokens else 0.0
+    prefill_s = max(by_compute, by_traffic) + pool.step_s / prompts
+    decode_s = steps * (max(step_compute, step_traffic) + pool.step_s) / batch
     return TurnTime(
-        prefill_s=prefill_s,
-        decode_s=steps * max(step_compute, step_traffic) / batch,
+        prefill_s=prefill_s if workload.prefill_tokens else 0.0,
+        decode_s=decode_s,
         prefill_by_compute=by_compute >= by_traffic,
         decode_by_compute=step_compute >= step_traffic,
     )

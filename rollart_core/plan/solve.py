@@ -27,7 +27,11 @@ def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: De
         UserError: When scipy is not installed.
     """
     found = fit(workloads, pools, demand)
-    return _placement(found, Program(found).solve())
+    try:
+        solution = Program(found).solve()
+    except ValueError:
+        solution = Program(found, crowded=True).solve()
+    return _placement(found, solution)
 
 
 def best_value(
@@ -59,7 +63,7 @@ def expect(
     """
     found = everywhere(workloads, pools, demand)
     _check_names(placement, found)
-    solution = Program(found, fixed=placement).solve()
+    solution = Program(found, fixed=placement, crowded=True).solve()
     return _expectation(found, solution)
 
 

@@ -101,6 +101,16 @@ def test_engines_are_no_more_than_the_run_has():
     assert rate(demand=replace(DEMAND, num_engines=3)) < rate()
 
 
+def test_a_cluster_of_few_cores_is_shared():
+    pools = [Pool("engines", "cpu", 1), Pool("training", "cpu", 1)]
+    demand = Demand(model=ModelShape(1_000_000, 2, 2, 1, 64, 4.0), num_engines=1)
+    placement = fastest(ENVS, pools, demand)
+    assert placement.num_engines in ({"engines": 1}, {"training": 1})
+    assert placement.trainer not in placement.num_engines
+    third = fastest(ENVS, [*pools, Pool("envs", "cpu", 1)], demand)
+    assert len({third.trainer, *third.num_engines, *third.envs.values()}) == 3
+
+
 def test_any_placement_can_be_reckoned_and_none_beats_the_planner():
     best = fastest(ENVS, POOLS, DEMAND)
     assert best.expected is not None

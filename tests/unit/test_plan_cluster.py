@@ -28,7 +28,7 @@ devices:
 """,
     )
     a, b, c, f = load_cluster(path).to_pools()
-    assert a == Pool("a", "H20", 8, 74e12, 4e12, 96 * 10**9, 1.5, {"GPU": 1.0}, ("engines",))
+    assert a == Pool("a", "H20", 8, 74e12, 4e12, 96 * 10**9, 1.5, {"GPU": 1.0}, ("engines",), 0.001)
     assert (b.flops_per_s, b.bytes_per_s, b.memory_bytes, b.price_per_hour) == (
         74e12,
         1e12,

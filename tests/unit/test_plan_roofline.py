@@ -51,9 +51,11 @@ def test_decoding_reads_the_weights_once_for_all_rows():
     one = roofline.turn_time(MODEL, POOL, Workload(0, 50, 1), 1)
     ten = roofline.turn_time(MODEL, POOL, Workload(0, 50, 1), 10)
     assert one.prefill_s == 0
-    assert one.decode_s == pytest.approx(49 * (2e9 + 4000 * 25) / 1e12)
-    assert ten.decode_s == pytest.approx(49 * (2e9 / 10 + 4000 * 25) / 1e12)
+    assert one.decode_s == pytest.approx(50 * (2e9 + 4000 * 25) / 1e12)
+    assert ten.decode_s == pytest.approx(50 * (2e9 / 10 + 4000 * 25) / 1e12)
     assert not one.decode_by_compute
+    first_by_prefill = roofline.turn_time(MODEL, POOL, Workload(1000, 50, 1), 1)
+    assert first_by_prefill.decode_s == pytest.approx(49 * (2e9 + 4000 * 1025) / 1e12)
     assert roofline.turn_time(MODEL, POOL, Workload(0, 50, 1), 256).decode_by_compute
 
 

@@ -1,0 +1,86 @@
+"""`rollart plan`, from a config and a cluster file to a table, one object, or one line of error."""
+
+import json
+
+import pytest
+
+from rollart_core.cli import main
+
+CONFIG = """
+model: {kind: new}
+env: frozenlake
+stop: {batches: 1}
+"""
+ONE = "pools:\n  - {name: local, device: cpu, count: 4}\n"
+
+
+@pytest.fixture
+def rollart(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(CONFIG)
+
+    def call(cluster, *arguments):
+        (tmp_path / "cluster.yaml").write_text(cluster)
+        argv = ["rollart", "plan", "run.yaml", "--cluster", "cluster.yaml", *arguments]
+        monkeypatch.setattr("sys.argv", argv)
+        with pytest.raises(SystemExit) as e:
+            main()
+        said = capsys.readouterr()
+        return e.value.code or 0, said.out, said.err
+
+    return call
+
+
+def test_one_object(rollart):
+    code, out, _ = rollart(TWO, "--json", "--mapper", "colocate")
+    said = json.loads(out)
+    assert code == 0
+    assert said["mapper"] == "affinity"
+    assert said["envs"] == {"toy/FrozenLake-v1": "cpus"}
+    assert said["expected"]["trajectories_per_s"] > 0
+    assert set(said["compared"]) == {"affinity", "colocate"}
+
+
+def test_a_person_reads_where_why_and_how_fast(rollart):
+    code, out, _ = rollart(TWO, "--mapper", "colocate")
+    assert code == 0
+    for words in ("trajectories/s", "environments run on cpus", "Held down by", "Compared"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("cluster", "arguments", "says"),
+    [
+        ("pools:\n  - {name: a, device: H100, count: 0}\n", (), "cluster.yaml:2: pools.0.count"),
+        (
+            "pools:\n  - {name: a, device: H100, count: 2}\n  - {name: b, device: L4, count: 2}\n",
+            (),
+            "no pool may run environments",
+        ),
+        (ONE, ("--mapper", "affinty"), "Did you mean"),
+        (ONE, ("model=Nobody/None-7B",), "give its shape in the cluster file under model"),
+        (
+            "pools:\n  - {name: a, device: H100, count: 2}\n  - {name: c, device: cpu, count: 2}\n",
+            ("runtime.num_trainer_ranks=4",),
+            "the trainer asks for 4 devices of one pool, and a has 2",
+        ),
+        (
+            ONE,
+            ("mapper={id: static, trainer: mars}",),
+            "trainer: there is no pool 'mars' with a device. There are: local",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(rollart, cluster, arguments, says):
+    code, out, err = rollart(cluster, *arguments)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+TWO = """
+pools:
+  - {name: h100, device: H100, count: 4}
+  - {name: h20, device: H20, count: 4}
+  - {name: cpus, device: cpu, count: 64}
+"""
