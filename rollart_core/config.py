@@ -569,7 +569,11 @@ class _RunBase(Section):
     @field_validator("runtime", mode="before")
     @classmethod
     def _runtime_by_name(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
+        given = {"kind": value} if isinstance(value, str) else value
+        kind = given.get("kind", "inline") if isinstance(given, dict) else "inline"
+        if kind not in ("inline", "ray"):
+            raise ValueError(f"there is no runtime {kind!r}: it is inline or ray")
+        return given
 
     @field_validator("env", mode="before")
     @classmethod

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from rollart_core.config import Deadlines, EnvEntry, ModelPath, RunConfig, SyncRun
+from rollart_core.config import Deadlines, EnvEntry, ModelPath, RayRuntime, RunConfig, SyncRun
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem
 
@@ -45,6 +46,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _model_problems(config)
     problems += _mix_problems(config)
     problems += _scaling_problems(config)
+    problems += _ray_problems(config)
     return problems + without_effect(config)
 
 
@@ -178,6 +180,27 @@ def _idle_trainer_keys(config: RunConfig) -> list[tuple[tuple[str | int, ...], s
         why = "with several trainer ranks or activation_checkpointing, which use torch's own"
         found.append((("trainer", "kernels"), why))
     return found
+
+
+def _ray_problems(config: RunConfig) -> list[Problem]:
+    runtime = config.runtime
+    if not isinstance(runtime, RayRuntime):
+        return []
+    problems = []
+    if find_spec("ray") is None:
+        problems.append(Problem(("runtime", "kind"), "ray is missing: pip install 'rollart[ray]'"))
+    if runtime.address is not None and runtime.health_check_s is not None:
+        message = (
+            "has no effect on a cluster that is joined (`ray start --head` decides there): remove "
+            "it, or remove runtime.address"
+        )
+        problems.append(Problem(("runtime", "health_check_s"), message))
+    names = [pool.name for pool in runtime.pools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            message = f"{name!r} names an earlier pool already: give each a name of its own"
+            problems.append(Problem(("runtime", "pools", i, "name"), message))
+    return problems
 
 
 def _group_problems(config: RunConfig) -> list[Problem]:

@@ -1,7 +1,8 @@
 """This process's tie to a Ray cluster, its own or another's: nodes, reservations, actors.
 
 Takes: where the cluster is. Gives: what the runtime needs of Ray, in its own words. Never: turns
-token authentication off, or leaves a cluster that it started behind. No other module imports ray.
+token authentication off, or leaves a cluster that it started behind. But for
+:mod:`rollart_core.runtime.ray_several`, no other module imports ray.
 """
 
 from __future__ import annotations

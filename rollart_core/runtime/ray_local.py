@@ -31,9 +31,7 @@ class LocalFolder:
     def __init__(self) -> None:
         root = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
         remove_orphans(root)
-        self.path = root / f"{_PREFIX}{os.getpid()}"
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(mode=0o700)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
         self.token = self.path / "token"
         self.token.touch(mode=0o600)
         self.token.write_text(secrets.token_hex(32), encoding="ascii")
@@ -61,7 +59,7 @@ def remove_orphans(root: Path) -> None:
     """Remove the folders of clusters whose run is gone; Ray's processes went with it."""
     for folder in root.glob(f"{_PREFIX}*"):
         with contextlib.suppress(ValueError, PermissionError):
-            pid = int(folder.name.removeprefix(_PREFIX))
+            pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:

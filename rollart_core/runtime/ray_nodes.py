@@ -161,4 +161,4 @@ def ask_for_a_box(env_id: str, options: Mapping[str, Any]) -> Callable[[], tuple
 
 
 def _said(version: str) -> str:
-    return "is not installed" if version == MISSING else version
+    return "not installed" if version == MISSING else version

@@ -151,11 +151,14 @@ def seat(pool: RayPool, role: str) -> Seat:
 def engine_pools(placement: Placement, num_engines: int) -> list[str]:
     """Return the pool of each engine: by the shares of the placement, each used pool one at least.
 
-    What is left over by rounding goes to the largest remainders.
+    A mapper may say it itself. Else what is left over by rounding goes to the largest remainders.
 
     Raises:
         ConfigError: When there are fewer engines than pools to be on.
     """
+    said = [name for name, count in placement.num_engines.items() for _ in range(count)]
+    if len(said) == num_engines:
+        return said
     shares: dict[str, float] = {}
     for pools in placement.engines.values():
         for name, share in pools.items():

@@ -54,7 +54,7 @@ def test_the_smallest_config_and_its_modes(load: Load) -> None:
         ),
         ("max_stalenes: 1", "x.yaml: max_stalenes: unknown key. Did you mean 'max_staleness'?"),
         ("warm_start: {ler: 1}", "x.yaml: warm_start.ler: unknown key. Did you mean 'lr'?"),
-        ("runtime: inlin", "x.yaml: runtime.kind: must be 'inline', got 'inlin'"),
+        ("runtime: inlin", "x.yaml: runtime: there is no runtime 'inlin': it is inline or ray"),
         ("mode: synk", "x.yaml: mode: must be sync or async, got 'synk'"),
         ("trainer: {grad_clip: -1}", "x.yaml: trainer.grad_clip: must be greater than 0, got -1"),
     ],

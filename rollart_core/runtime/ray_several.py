@@ -1,0 +1,80 @@
+"""A Ray cluster of several nodes on this machine: for tests and benchmarks.
+
+Takes: what resources each node has. Gives: an address, and nodes that can be killed. Never: opens a
+port to other machines, runs without a token, or leaves a process or a file behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rollart_core.runtime import ray_local
+
+CPUS_PER_NODE = 2
+STORE_BYTES = 80 << 20
+HEALTH_CHECK_S = 0.5
+
+
+class SeveralNodes:
+    """The cluster, while it is up."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+
+    @property
+    def address(self) -> str:
+        """The head's ``host:port``."""
+        return str(self._cluster.address)
+
+    def add(self, resources: Mapping[str, float]) -> Any:
+        """Start one more node, and return it."""
+        return self._cluster.add_node(**_node(resources))
+
+    def kill(self, node: Any) -> None:
+        """Kill all processes of a node at once, as when its machine loses power."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Kill the process of the head that knows the cluster."""
+        for info in self._cluster.head_node.all_processes["gcs_server"]:
+            os.kill(info.process.pid, signal.SIGKILL)
+            info.process.wait()
+
+
+@contextmanager
+def several_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[SeveralNodes]:
+    """Have a cluster; its token is in this process's environment meanwhile.
+
+    Args:
+        nodes: The resources of each, the head first.
+    """
+    folder = ray_local.LocalFolder()
+    try:
+        (folder.path / "ray").mkdir()
+        with ray_local.variables({**folder.environment(), "RAY_TMPDIR": str(folder.path)}):
+            from ray.cluster_utils import Cluster
+
+            settings = ray_local.health_settings(HEALTH_CHECK_S)
+            head = {**_node(nodes[0]), "include_dashboard": False, "_system_config": settings}
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            try:
+                for resources in nodes[1:]:
+                    cluster.add_node(**_node(resources))
+                cluster.wait_for_nodes()
+                yield SeveralNodes(cluster)
+            finally:
+                with contextlib.suppress(Exception):  # what of it a test has killed already
+                    cluster.shutdown()
+    finally:
+        folder.remove()
+
+
+def _node(resources: Mapping[str, float]) -> dict[str, Any]:
+    rest = dict(resources)
+    num_cpus = int(rest.pop("CPU", CPUS_PER_NODE))
+    return {"num_cpus": num_cpus, "resources": rest, "object_store_memory": STORE_BYTES}
