@@ -69,7 +69,7 @@ WEIGHTS: Mapping[str, float] = {
 FASTER = 2.0
 """By this, devices are faster than those they are named after: less to wait for."""
 NUM_ENGINES, MAX_CONCURRENT, GROUP_SIZE = 2, 128, 2
-WARM_SHARE = 1 / 3
+WARM_SHARE = 1 / 2
 """Share of the time in which nothing is counted: all episodes begin at once."""
 VARIES = 0.5
 """Answers are up to this share longer or shorter than the workload says."""
@@ -79,13 +79,13 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: few seconds and seeds; ``seconds`` (60), ``seeds`` (3) of `random`.
+        options: ``short``: few seconds and seeds; ``seconds`` (90), ``seeds`` (3) of `random`.
 
     Returns:
         The object of ``rollart bench --json``.
     """
     short = bool(options.get("short"))
-    seconds = float(str(options.get("seconds", 15 if short else 60)))
+    seconds = float(str(options.get("seconds", 15 if short else 90)))
     seeds = int(str(options.get("seeds", 1 if short else 3)))
     sides = placements(seeds)
     expected = {name: expected_rate(placement) for name, placement in sides.items()}

@@ -384,7 +384,7 @@ class Program:
             },
             trainer=max(fit.trainer_pools, key=lambda pool: found[_t(pool)]),
             devices={pool: int(np.ceil(n - 1e-6)) for pool, n in rented.items()},
-            engines={pool: n for pool in fit.pools if (n := round(found[_n(pool)]))},
+            engines={pool: n for pool in fit.pools if (n := int(found[_n(pool)] + 1e-6))},
             used=used,
             gains=gains,
         )

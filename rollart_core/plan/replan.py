@@ -33,7 +33,8 @@ class Replanner:
     Args:
         declared: Env id -> workload of the first plan.
         factor: By how much a figure may differ from the plan's.
-        min_trajectories: An environment's means are believed after so many.
+        min_trajectories: An environment's means may start a plan after so many, and are part of a
+            plan that another started after half of that.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Replanner:
         """Make what was measured what is planned with."""
         why = []
         for env_id, meter in self._meters.items():
-            if meter.count < self._min_trajectories:
+            if 2 * meter.count < self._min_trajectories:
                 continue
             found = departures(self._planned[env_id], meter.measured, self._factor)
             why += [f"{env_id}: {', '.join(found)}"] if found else []

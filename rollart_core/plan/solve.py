@@ -74,12 +74,30 @@ def _placement(found: Fit, solution: Solution) -> Placement:
         engines=engines,
         trainer=solution.trainer,
         rewards=found.reward_pool or "inline",
-        num_engines={
-            p: n for p, n in solution.engines.items() if any(p in s for s in engines.values())
-        },
+        num_engines=_engines(found, solution, engines),
         expected=_expectation(found, solution),
     )
     return replace(placement, reasons=reasons(found, solution, placement))
+
+
+def _engines(
+    found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]]
+) -> dict[str, int]:
+    """Return pool -> engines, those that the run has and the rate does not need included.
+
+    They go where engines have the most to do and a device is left.
+    """
+    used = {pool for env_id in shares for pool in shares[env_id]}
+    engines = {p: max(1, n) for p, n in sorted(solution.engines.items()) if p in used}
+    asked = found.demand.num_engines
+    while asked is not None and sum(engines.values()) < asked:
+        ranks = {solution.trainer: found.demand.num_trainer_ranks}
+        room = [p for p, n in engines.items() if n + ranks.get(p, 0) < found.pools[p].count]
+        if not room:
+            break
+        busy = max(room, key=lambda pool: solution.used[pool] / engines[pool])
+        engines[busy] += 1
+    return engines
 
 
 def _shares(solution: Solution, env_id: str) -> dict[str, float]:

@@ -63,6 +63,7 @@ class RunPlan:
         self._pools: Sequence[Pool] = ()
         self._replanner = Replanner(workloads_of(run))
         self._planning: asyncio.Task[None] | None = None
+        self._due: Departure | None = None
         self.placement: Placement | None = None
 
     def begin(self, pools: Sequence[Pool]) -> Placement:
@@ -84,9 +85,10 @@ class RunPlan:
         async def watch(ticket: Ticket, start_version: int) -> Trajectory:
             trajectory = await run_episode(ticket, start_version)
             departure = self._replanner.observe(trajectory)
-            busy = self._planning is not None and not self._planning.done()
-            if departure is not None and not busy and len({s.pool for s in router.seats}) > 1:
-                self._planning = asyncio.create_task(self._again(departure, router))
+            if departure is not None and len({seat.pool for seat in router.seats}) > 1:
+                self._due = departure
+                if self._planning is None or self._planning.done():
+                    self._planning = asyncio.create_task(self._catch_up(router))
             return trajectory
 
         return watch
@@ -96,6 +98,12 @@ class RunPlan:
         if self._planning is not None:
             self._planning.cancel()
             await asyncio.gather(self._planning, return_exceptions=True)
+
+    async def _catch_up(self, router: PlacedRouter) -> None:
+        """Plan until nothing has left its plan meanwhile."""
+        while (departure := self._due) is not None:
+            self._due = None
+            await self._again(departure, router)
 
     async def _again(self, departure: Departure, router: PlacedRouter) -> None:
         """Plan with what was measured, for the engines there are; on failure all stays."""

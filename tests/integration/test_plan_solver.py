@@ -99,6 +99,9 @@ def test_engines_are_no_more_than_the_run_has():
     placement = fastest(ENVS, POOLS, replace(DEMAND, num_engines=3))
     assert sum(placement.num_engines.values()) == 3
     assert rate(demand=replace(DEMAND, num_engines=3)) < rate()
+    idle = replace(DEMAND, num_engines=6, max_concurrent=1)
+    assert sum(fastest(ENVS, POOLS, idle).num_engines.values()) in (4, 6)
+    assert sum(fastest(ENVS, POOLS, replace(DEMAND, num_engines=8)).num_engines.values()) == 8
 
 
 def test_a_cluster_of_few_cores_is_shared():

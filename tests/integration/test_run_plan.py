@@ -1,0 +1,154 @@
+"""A run's plan, followed by the router, measured and made again; and the benchmark of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollart_core.bench import affinity
+from rollart_core.config_load import validate
+from rollart_core.contracts.hardware import ModelShape, Pool
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import resolve_run
+from rollart_core.rollout.router import Router
+from rollart_core.runtime import planning
+from rollart_core.runtime.planning import RunPlan
+from rollart_core.testing.modelled import ModelledEngine
+from rollart_core.types import Task, Ticket, Trajectory, Turn
+
+SHAPE = ModelShape(8_000_000_000, 32, 32, 8, 128)
+LAKE, SOKOBAN = "toy/FrozenLake-v1", "toy/Sokoban-v1"
+POOLS = [
+    Pool("h100", "H100", 2, roles=("engines",)),
+    Pool("h20", "H20", 2, roles=("engines",)),
+    Pool("train", "B200", 8, roles=("trainer",)),
+    Pool("cpus", "cpu", 64),
+]
+
+
+def resolved(**changes):
+    config, problems = validate(
+        {
+            "model": {"kind": "new"},
+            "env": [{"id": LAKE}, {"id": SOKOBAN}],
+            "runtime": {"num_trainer_ranks": 8},
+            "stop": {"batches": 1},
+            **changes,
+        }
+    )
+    assert not problems
+    return resolve_run(config)
+
+
+def trajectory(env_id: str, num_prompt: int, num_new: int) -> Trajectory:
+    turn = Turn("", "", num_prompt, num_new, "stop", 0.0, 0.1, 0.01)
+    return Trajectory(Ticket("g.0", Task(env_id, "train", 0, 0), "g", 0), "finished", turns=(turn,))
+
+
+class Started:
+    """A run plan with a router of two engines on each of two pools."""
+
+    def __init__(self, run, pools=POOLS):
+        self.events: list[tuple[str, dict]] = []
+        self.plan = RunPlan(run, lambda kind, payload: self.events.append((kind, dict(payload))))
+        self.placement = self.plan.begin(pools)
+        computing = [pool for pool in pools if "engines" in pool.roles]
+        self.router = Router([ModelledEngine(SHAPE, pool) for pool in computing])
+        self.followed = []
+        self.router.place = self.followed.append  # type: ignore[method-assign]
+
+    async def play(self, trajectories):
+        given = iter(trajectories)
+
+        async def run_episode(ticket, start_version):
+            return next(given)
+
+        watched = self.plan.watched(run_episode, self.router)
+        for each in trajectories:
+            assert await watched(each.ticket, 0) is each
+        if self.plan._planning is not None:
+            await self.plan._planning
+        await self.plan.close()
+
+
+@pytest.fixture(autouse=True)
+def _large_model(monkeypatch):
+    """The model of the config is tiny; this one makes hardware matter."""
+    monkeypatch.setattr("rollart_core.plan.run_plan.shape_of", lambda model: SHAPE)
+
+
+def read_and_write(n: int) -> list[Trajectory]:
+    each = [(trajectory(LAKE, 6000, 8), trajectory(SOKOBAN, 60, 1500)) for _ in range(n)]
+    return [t for pair in each for t in pair]
+
+
+def test_a_run_is_planned_again_with_what_was_measured():
+    started = Started(resolved())
+    asyncio.run(started.play(read_and_write(100)))
+    (first, second) = (payload for kind, payload in started.events if kind == "plan")
+    assert first["why"] == []
+    assert any(LAKE in why and "prefill_tokens 6000" in why for why in second["why"])
+    assert second["workloads"][SOKOBAN]["decode_tokens"] == pytest.approx(1500)
+    (placement,) = started.followed
+    assert placement.engines[LAKE] == {"h100": pytest.approx(1.0)}
+    assert placement.engines[SOKOBAN].get("h20", 0) > 0.5
+    assert started.plan.placement == placement
+    assert placement.envs == started.placement.envs
+
+
+def test_workloads_as_declared_are_planned_once():
+    started = Started(resolved())
+    declared = planning.workloads_of(resolved())[LAKE]
+    same = trajectory(LAKE, round(declared.prefill_tokens), round(declared.decode_tokens))
+    turns = same.turns * round(declared.turns)
+    grown = tuple(
+        Turn("", "", t.num_prompt_tokens * (i + 1) + t.num_new_tokens * i, t.num_new_tokens,
+             "stop", 0.0, 0.1, declared.env_s)
+        for i, t in enumerate(turns)
+    )  # fmt: skip
+    asyncio.run(started.play([Trajectory(same.ticket, "finished", turns=grown)] * 200))
+    assert [kind for kind, _ in started.events] == ["plan"]
+    assert not started.followed
+
+
+def test_a_plan_that_cannot_be_changes_nothing(monkeypatch):
+    started = Started(resolved())
+
+    def refuse(*_):
+        raise ConfigError("mapper x: no")
+
+    monkeypatch.setattr(planning, "place", refuse)
+    asyncio.run(started.play(read_and_write(80)))
+    assert [kind for kind, _ in started.events][:2] == ["plan", "plan_kept"]
+    assert started.events[1][1]["error"] == "mapper x: no"
+    assert not started.followed
+    assert started.plan.placement == started.placement
+
+
+def test_on_one_pool_nothing_is_planned_again():
+    started = Started(resolved(), [Pool("local", "cpu", 4, roles=("engines", "envs", "trainer"))])
+    asyncio.run(started.play(read_and_write(100)))
+    assert [kind for kind, _ in started.events] == ["plan"]
+
+
+# The benchmark
+
+
+def test_the_benchmark_compares_what_should_differ():
+    sides = affinity.placements(3)
+    expected = {name: affinity.expected_rate(placement) for name, placement in sides.items()}
+    best = expected.pop("affinity")
+    assert {name.split(",")[0].split()[0] for name in expected} == {"colocate", "random", "even"}
+    assert all(best > rate for rate in expected.values())
+    assert best > affinity.MARK * max(r for n, r in expected.items() if n.startswith("colocate"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_the_benchmark_runs():
+    said = affinity.run({"seconds": 12, "seeds": 1})
+    rows = {row["case"].split(",")[0]: row for row in said["rows"]}
+    assert rows["affinity and the better colocation"]["ratio"]["median"] > 1
+    assert rows["affinity"]["ours"] > 0
+    assert 0.3 < rows["affinity"]["ratio"]["median"] < 1.5
