@@ -6,8 +6,8 @@ router, env pool and episodes are the real ones; engines wait as long as a devic
 (:mod:`rollart_core.testing.modelled`), and a trainer that takes no time trains. All placements run
 at the same time, each with parts of its own, so that whatever disturbs one disturbs all.
 
-Takes: ``short``, ``seconds``, ``seeds``. Gives: trajectories/s of `affinity` beside `colocate`,
-`random` and an even spread, and beside what ``rollart plan`` expects. Never: uses a GPU.
+Takes: ``short``, ``seconds``, ``seeds``, ``faster``. Gives: trajectories/s of `affinity` beside
+`colocate`, `random` and an even spread, and beside what ``rollart plan`` expects. Never: uses a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from rollart_core.engine.events import (
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.task_mix import TaskMix, WeightedSource
 from rollart_core.engine.tasks import TaskSource
+from rollart_core.errors import UserError
 from rollart_core.plan.cluster import Cluster
 from rollart_core.plan.solve import expect
 from rollart_core.registry import build
@@ -66,11 +67,13 @@ WEIGHTS: Mapping[str, float] = {
     "write/Proofs": 2.0,
     "write/Programs": 2.0,
 }
-FASTER = 2.0
-"""By this, devices are faster than those they are named after: less to wait for."""
+FASTER = 4.0
+"""By this, devices are faster than those they are named after: less to wait for. More of it takes a
+quicker machine to keep up with."""
 NUM_ENGINES, MAX_CONCURRENT, GROUP_SIZE = 2, 128, 2
 WARM_SHARE = 1 / 2
 """Share of the time in which nothing is counted: all episodes begin at once."""
+ENGINE_POOLS = ("arithmetic", "bandwidth")
 VARIES = 0.5
 """Answers are up to this share longer or shorter than the workload says."""
 
@@ -79,27 +82,34 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: few seconds and seeds; ``seconds`` (90), ``seeds`` (3) of `random`.
+        options: ``short``: few seconds, one seed; ``seconds`` (80), ``seeds`` (3) of `random`,
+            ``faster`` (4): by this, devices are faster than real ones.
 
     Returns:
         The object of ``rollart bench --json``.
+
+    Raises:
+        UserError: When that was too short for anything to finish.
     """
     short = bool(options.get("short"))
-    seconds = float(str(options.get("seconds", 15 if short else 90)))
+    seconds = float(str(options.get("seconds", 15 if short else 80)))
     seeds = int(str(options.get("seeds", 1 if short else 3)))
-    sides = placements(seeds)
-    expected = {name: expected_rate(placement) for name, placement in sides.items()}
+    cluster = pools(float(str(options.get("faster", 2 * FASTER if short else FASTER))))
+    sides = placements(cluster, seeds)
+    expected = {name: expected_rate(side, cluster) for name, side in sides.items()}
     for name, rate in expected.items():
         tell(f"{name}: {rate:.2f} trajectories/s expected")
-    measured = asyncio.run(_measure_all(sides, seconds))
+    measured = asyncio.run(_measure_all(sides, cluster, seconds))
     for name, rate in measured.items():
         tell(f"{name}: {rate:.2f} trajectories/s measured, {rate / expected[name]:.2f} of expected")
+    if not all(measured.values()):
+        raise UserError(f"in {seconds:g} seconds not every side finished something: give more")
     return {"name": "affinity", "machine": machine(), "rows": _rows(measured, expected)}
 
 
-def pools() -> list[Pool]:
-    """Return the cluster."""
-    cluster = Cluster.model_validate(
+def pools(faster: float) -> list[Pool]:
+    """Return the cluster, its devices that much faster than real ones."""
+    described = Cluster.model_validate(
         {
             "pools": [
                 {"name": "arithmetic", "device": "H100", "count": NUM_ENGINES},
@@ -112,11 +122,11 @@ def pools() -> list[Pool]:
     return [
         replace(
             pool,
-            flops_per_s=pool.flops_per_s * FASTER,
-            bytes_per_s=pool.bytes_per_s * FASTER,
-            step_s=pool.step_s / FASTER,
+            flops_per_s=pool.flops_per_s * faster,
+            bytes_per_s=pool.bytes_per_s * faster,
+            step_s=pool.step_s / faster,
         )
-        for pool in cluster.to_pools()
+        for pool in described.to_pools()
     ]
 
 
@@ -125,18 +135,18 @@ def demand() -> Demand:
     return Demand(model=MODEL, weights=WEIGHTS, max_concurrent=MAX_CONCURRENT, num_trainer_ranks=64)
 
 
-def placements(num_seeds: int) -> dict[str, Placement]:
+def placements(cluster: Sequence[Pool], num_seeds: int) -> dict[str, Placement]:
     """Return the placements to compare. Envs and trainer are where `affinity` has them in all.
 
     `colocate` puts everything on one pool: on either, by the order of the cluster file.
     """
-    kinds = [pool for pool in pools() if pool.name in ("arithmetic", "bandwidth")]
-    affinity = _place("affinity", {}, pools())
+    kinds = [pool for pool in cluster if pool.name in ENGINE_POOLS]
+    affinity = _place("affinity", {}, cluster)
     found = {"affinity": affinity}
     for order in (kinds, kinds[::-1]):
         found[f"colocate on {order[0].name}"] = _place("colocate", {}, order)
     for seed in range(num_seeds):
-        found[f"random, seed {seed}"] = _place("random", {"seed": seed}, pools())
+        found[f"random, seed {seed}"] = _place("random", {"seed": seed}, cluster)
     even = dict.fromkeys((pool.name for pool in kinds), 1 / len(kinds))
     found["even spread"] = replace(affinity, engines=dict.fromkeys(ENVS, even))
     return {
@@ -145,9 +155,9 @@ def placements(num_seeds: int) -> dict[str, Placement]:
     }
 
 
-def expected_rate(placement: Placement) -> float:
+def expected_rate(placement: Placement, cluster: Sequence[Pool]) -> float:
     """Return what ``rollart plan`` expects of a placement."""
-    return expect(placement, ENVS, pools(), demand()).trajectories_per_s
+    return expect(placement, ENVS, cluster, demand()).trajectories_per_s
 
 
 def _place(mapper: str, options: Mapping[str, object], cluster: Sequence[Pool]) -> Placement:
@@ -275,18 +285,20 @@ class _CountedRow(Conversation):
         return ()
 
 
-async def _measure_all(sides: Mapping[str, Placement], seconds: float) -> dict[str, float]:
+async def _measure_all(
+    sides: Mapping[str, Placement], cluster: Sequence[Pool], seconds: float
+) -> dict[str, float]:
     """Return the rate of each side; all run at the same time."""
-    rates = await asyncio.gather(*(_measure(p, seconds) for p in sides.values()))
+    rates = await asyncio.gather(*(_measure(side, cluster, seconds) for side in sides.values()))
     return dict(zip(sides, rates, strict=True))
 
 
-async def _measure(placement: Placement, seconds: float) -> float:
+async def _measure(placement: Placement, cluster: Sequence[Pool], seconds: float) -> float:
     """Return trajectories/s with a placement, the beginning left out."""
     engines = [
         ModelledEngine(MODEL, pool, num_new=_length)
-        for pool in pools()
-        if pool.name in ("arithmetic", "bandwidth")
+        for pool in cluster
+        if pool.name in ENGINE_POOLS
         for _ in range(pool.count)
     ]
     await asyncio.gather(*(engine.start() for engine in engines))
