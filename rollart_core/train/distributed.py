@@ -60,10 +60,9 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers of a transformers causal LM."""
+    """Return the layers of a transformers causal LM: the first list of modules in its decoder."""
     decoder: Any = model.get_decoder()  # type: ignore[operator]
-    layers: Sequence[nn.Module] = decoder.layers
-    return layers
+    return next((list(m) for m in decoder.children() if isinstance(m, nn.ModuleList)), [])
 
 
 def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
@@ -108,12 +107,6 @@ def all_max(values: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
-
-
-def barrier() -> None:
-    """Wait for all ranks."""
-    if world_size() > 1:
-        dist.barrier()
 
 
 def gather(value: object) -> list[Any]:

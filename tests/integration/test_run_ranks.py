@@ -12,7 +12,7 @@ from test_run import left_behind, run
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each rank imports torch anew
 
 
 def rank_pids() -> list[int]:

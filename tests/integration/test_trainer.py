@@ -22,6 +22,7 @@ from rollart_algorithms.grpo import GRPO
 from rollart_core.errors import ConfigError, TrainingDiverged
 from rollart_core.train.native import native_ops
 from rollart_core.train.policy import Road, choose_road, make_policy
+from rollart_core.train.recompute import recompute_activations
 from rollart_core.train.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
@@ -80,6 +81,37 @@ def test_the_road_suits_the_model(
     want = reference_logprobs(model, sample, 1.0)
     got, _ = make_policy(chosen, model, 1.0, autocast=False).logprobs([sample, sample])
     torch.testing.assert_close(got, torch.cat([want, want]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_activation_checkpointing_keeps_less_and_changes_no_number(
+    architecture: str, tmp_path: Path
+) -> None:
+    changes = {"n_embd": 32, "n_head": 2, "n_layer": 2} if architecture == "gpt2" else {}
+    path = save_model(tmp_path, architecture, **changes)
+    samples = [s for g in make_groups(1) for s in g.samples]
+    kept, gradients = [], []
+    for recompute in (False, True):
+        model = load_model(path)
+        if recompute:
+            recompute_activations(model)
+        road = choose_road(model, world_size=1, autocast=False, recompute=True)
+        assert road == "packed"  # the tree road goes past the layers
+        policy = make_policy(road, model, 1.0, autocast=False)
+        num_bytes: list[int] = []
+
+        def pack(t: torch.Tensor, num_bytes: list[int] = num_bytes) -> torch.Tensor:
+            num_bytes.append(t.nbytes)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            logprobs, _ = policy.logprobs(samples)
+        kept.append(sum(num_bytes))
+        logprobs.sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert kept[1] < 0.5 * kept[0]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_reports_hold_what_the_run_wants_to_know(model_path: str) -> None:

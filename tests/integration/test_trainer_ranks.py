@@ -18,7 +18,7 @@ from rollart_core.train.report import TrainStepReport
 from rollart_core.train.trainer import load_model
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each rank imports torch anew
 
 KL = {"kl_coef": 0.1}  # so that the reference policy is there, and sharded
 NUM_TRAIN_STEPS = 20
@@ -77,7 +77,7 @@ def test_losses_do_not_depend_on_the_number_of_ranks_nor_does_resuming(tmp_path:
 
 def test_what_two_ranks_publish_export_and_supervise_is_what_one_does(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model")
-    samples = [s for g in make_groups(1) for s in g.samples]
+    samples = make_groups(1)[0].samples[:1]  # one: the second rank only keeps in step
     channel = SharedMemoryChannel(str(tmp_path / "ranks" / "weights"))
 
     async def main() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
