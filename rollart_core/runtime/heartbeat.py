@@ -41,7 +41,10 @@ class Heartbeat:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, part: Part) -> None:
-        """Ping a part from when it is up until it is gone or closed."""
+        """Ping a part from when it is up until it is gone or closed.
+
+        Best once it is built: a process that imports much may not answer for seconds.
+        """
         if self._hang_s is None:
             return
         task = asyncio.create_task(self._watch(part, self._hang_s), name=f"ping {part.name}")

@@ -110,7 +110,7 @@ class PartsRuntime(ABC):
     async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
         """Make a model from nothing in a process of its own, under the run directory."""
         path = str(self.run_dir / "model")
-        part = self._watched_part("model")
+        part = self.new_part("model")
         try:
             await part.start()
             corpora = self._by_env(corpus_tasks)
@@ -130,7 +130,7 @@ class PartsRuntime(ABC):
             load_limit_s=config.failures.load_weights_s,
         )
         self._trainer = TrainerGroup(
-            partial(self._watched_part, "trainer"),
+            partial(self.new_part, "trainer"),
             config.runtime.num_trainer_ranks,
             {
                 "config": config.trainer,
@@ -144,6 +144,7 @@ class PartsRuntime(ABC):
                 },
             },
             host=self.trainer_host,
+            watch=self.heartbeat.watch,
         )
         await asyncio.gather(engines.start(config.runtime.num_engines), self._trainer.start())
         return engines.router, self._trainer
@@ -154,7 +155,7 @@ class PartsRuntime(ABC):
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
-        part = self._demonstrator = self._watched_part("demonstrator")
+        part = self._demonstrator = self.new_part("demonstrator")
         kwargs = {
             "envs": self._by_env(tasks),
             "tokenizer_path": model_path,
@@ -162,6 +163,7 @@ class PartsRuntime(ABC):
             "seed": self.config.seed,
         }
         await part.start(f"{PARTS}:Demonstrator", kwargs)
+        self.heartbeat.watch(part)
 
         async def take(n: int) -> list[Sample]:
             samples: list[Sample] = await part.call("take", n)
@@ -315,9 +317,3 @@ class PartsRuntime(ABC):
         """Return how often one engine may be started again."""
         failures = self.config.failures
         return Restarts(failures.max_restarts, failures.restart_window_s)
-
-    def _watched_part(self, role: str, index: int = 0) -> Part:
-        """Return an unstarted part that gets pings from when it is up."""
-        part = self.new_part(role, index)
-        self.heartbeat.watch(part)
-        return part

@@ -39,6 +39,7 @@ class TrainerGroup:
         num_ranks: How many.
         kwargs: Arguments of :func:`rollart_core.runtime.parts.build_trainer`, for all ranks alike.
         host: Where the other ranks reach rank 0; None: the address of the machine it is on.
+        watch: Gets each rank once it is built; pings, for one.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class TrainerGroup:
         kwargs: Mapping[str, Any],
         *,
         host: str | None = None,
+        watch: Callable[[Part], None] = lambda part: None,
     ) -> None:
+        self._watch = watch
         self._new_part = new_part
         self._kwargs = kwargs
         self._host = host
@@ -77,7 +80,12 @@ class TrainerGroup:
             part.on_death = self._on_death
         if self._num_ranks == 1:
             await self._on_all(lambda rank, part: part.start(BUILD, self._kwargs))
-            return
+        else:
+            await self._build_ranks()
+        for part in self._parts:
+            self._watch(part)
+
+    async def _build_ranks(self) -> None:
         await self._on_all(lambda rank, part: part.start())
         store = await self._on_first(OPEN_STORE, self._host)
 
