@@ -89,6 +89,31 @@ def test_trainer_and_controller_die_and_redundant_members_are_cancelled(tmp_path
     assert report.aborted["redundant"] > 0
 
 
+def test_an_account_of_a_run_that_goes_on_is_sound_at_every_moment(tmp_path: Path) -> None:
+    options = json.dumps({"seed": 5, "rates": {"trainer": 0.02, "episode": 0.1}})
+    command = [sys.executable, str(SCRIPT), str(tmp_path), options]
+    reports = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if list(tmp_path.glob("checkpoints/*")):
+                reports.append(audit(tmp_path))
+    assert [r.violations for r in reports if not r.ok] == []
+    assert any(r.open for r in reports)
+    check_lineage(tmp_path, audit(tmp_path))
+
+
+def test_a_run_that_has_ended_may_be_resumed_as_it_is_and_further(tmp_path: Path) -> None:
+    run(tmp_path, seed=1)
+    with JournalReader(tmp_path) as journal:
+        num_tickets = len(journal.tickets())
+    folder = Checkpoints(tmp_path, 2, print).whole()[0]
+    _, report = run(tmp_path, seed=2)
+    check_lineage(tmp_path, report)
+    assert report.went_back == (f"to version {int(folder.name[1:])}: resumed",)
+    assert report.batches_rolled_back == 0
+    assert report.num_tickets > num_tickets
+
+
 def test_dropping_what_is_stale_loses_no_task(tmp_path: Path) -> None:
     _, report = run(tmp_path, kills=12, longest_s=0.3, config={"on_stale": "drop"})
     assert report.ok, report.violations

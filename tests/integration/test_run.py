@@ -220,6 +220,8 @@ def test_ctrl_c_ends_in_order_and_keeps_everything(tmp_path):
     assert report["ok"] is False
     assert report["batches"] >= 2
     assert audit(run_dir).ok
+    # Nothing of it is undone when it goes on: what had been trained is in a checkpoint.
+    assert (run_dir / "checkpoints" / f"v{report['batches']:06d}" / "run_state.json").exists()
     assert not list(Path("/dev/shm").glob(f"rollart-run-{process.pid}-*"))
 
 

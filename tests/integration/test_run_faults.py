@@ -12,7 +12,7 @@ from test_run import losses, run, start, tokens, wait_for_batches, write
 
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.engine.observer import NobodyWatches
 from rollart_core.errors import TrainerLost
 from rollart_core.resolve import resolve_run
@@ -101,6 +101,22 @@ def test_a_controller_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
 def trained_tickets(run_dir: Path) -> list[tuple[str, ...]]:
     with JournalReader(run_dir) as journal:
         return [b.ticket_ids for b in journal.batches() if b.state == "trained"]
+
+
+@pytest.mark.slow
+def test_redundant_members_are_cut_off_and_counted(tmp_path: Path) -> None:
+    env = {"delay_s": 0.05, "delay_sigma": 1.5}
+    report = run(tmp_path, env=env, rollout={"redundant": 2, "min_group_size": 4})
+    assert report.ok
+    assert not report.failures
+    checked = audit(Path(report.run_dir))
+    assert checked.ok, checked.violations
+    assert (checked.trained, checked.failures) == (3 * 2 * 4, {})
+    assert checked.aborted["redundant"] > 0
+    cancelled = [t for t in read_trajectories(Path(report.run_dir)) if t.failure]
+    assert {t.failure.kind.value for t in cancelled if t.failure} == {"cancelled"}
+    assert checked.unrecorded == 0
+    assert checked.length_bias.trained_tokens_mean > 0
 
 
 @pytest.mark.slow

@@ -238,6 +238,12 @@ def test_a_group_cannot_keep_more_members_than_it_has(load: Load) -> None:
     assert "rollout.min_group_size" in line
 
 
+def test_redundant_members_and_determinism_exclude_each_other(load: Load) -> None:
+    assert load("rollout: {redundant: 2}").rollout.redundant == 2
+    (line,) = refused(load, "deterministic: true\nrollout: {redundant: 2}")
+    assert "rollout.redundant: 2 members more than needed" in line
+
+
 def test_a_model_path_that_is_no_model(load: Load, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
