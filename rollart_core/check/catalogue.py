@@ -105,6 +105,8 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
             "what_is_published_is_fetched",
             "unknown_version",
             "keeps_the_newest",
+            "failed_publication",
+            "going_back",
             "close_twice",
         )
     },

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,8 @@ def check_weight_channel(
             "what_is_published_is_fetched": partial(_check_round_trip, open_end),
             "unknown_version": partial(_check_unknown_version, open_end),
             "keeps_the_newest": partial(_check_keep, open_end, keep),
+            "failed_publication": partial(_check_failed_publication, open_end),
+            "going_back": partial(_check_going_back, open_end),
             "close_twice": partial(_check_channel_close, open_end),
         }
     )
@@ -307,6 +309,53 @@ def _check_keep(open_end: Callable[[], WeightChannel], keep: int) -> None:
     finally:
         engine.close()
         trainer.close()
+
+
+def _check_failed_publication(open_end: Callable[[], WeightChannel]) -> None:
+    torch = _torch()
+    trainer, engine = open_end(), open_end()
+
+    def breaks() -> Iterator[tuple[str, Any]]:
+        yield "w", torch.ones(2)
+        raise RuntimeError("no more tensors")
+
+    try:
+        trainer.publish(1, [("w", torch.zeros(2)), ("v", torch.zeros(1))])
+        try:
+            trainer.publish(2, breaks())
+        except RuntimeError:
+            expect(not _holds(engine, 2), "half a version can be fetched")
+        else:
+            expect(False, "an error of the tensors to publish is swallowed")
+        expect(dict(engine.fetch(1))["w"].tolist() == [0, 0], "the version before is damaged")
+        trainer.publish(2, [("w", torch.ones(2)), ("v", torch.ones(1))])
+        expect(dict(engine.fetch(2))["w"].tolist() == [1, 1], "the next publication is damaged")
+    finally:
+        engine.close()
+        trainer.close()
+
+
+def _check_going_back(open_end: Callable[[], WeightChannel]) -> None:
+    torch = _torch()
+    trainer, engine = open_end(), open_end()
+    try:
+        for version, value in ((5, 5.0), (6, 6.0), (5, 7.0)):
+            trainer.publish(version, [("w", torch.full((2,), value))])
+        newest = engine.newest()
+        expect(newest in (None, 5), f"newest() is {newest}, and version 5 was published last")
+        expect(dict(engine.fetch(5))["w"].tolist() == [7, 7], "version 5 is not the later one")
+        expect(not _holds(engine, 6), "version 6, which was undone, can still be fetched")
+    finally:
+        engine.close()
+        trainer.close()
+
+
+def _holds(channel: WeightChannel, policy_version: int) -> bool:
+    try:
+        list(channel.fetch(policy_version))
+    except LookupError:
+        return False
+    return True
 
 
 def _check_channel_close(open_end: Callable[[], WeightChannel]) -> None:

@@ -119,8 +119,9 @@ class FakeWeightChannel(WeightChannel):
         store = self._stores.setdefault(self._location, {})
         self._published = True
         store[policy_version] = copies
-        for old in sorted(store)[: -self._keep]:
-            del store[old]
+        held = sorted(version for version in store if version <= policy_version)[-self._keep :]
+        for other in set(store) - set(held):
+            del store[other]
         num_bytes = sum(tensor.nbytes for _, tensor in copies)
         return Publication(policy_version, num_bytes, time.perf_counter() - began)
 

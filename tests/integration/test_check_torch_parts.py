@@ -53,5 +53,22 @@ def test_check_weight_channel():
         def fetch(self, policy_version):
             return sorted(super().fetch(policy_version))
 
+    class Hasty(FakeWeightChannel):
+        def publish(self, policy_version, tensors):
+            held = self._stores.setdefault(self._location, {}).setdefault(policy_version, [])
+            for named in tensors:
+                held.append(named)
+            return super().publish(policy_version, held)
+
+    class Hoards(FakeWeightChannel):
+        def publish(self, policy_version, tensors):
+            before = dict(self._stores.get(self._location, {}))
+            publication = super().publish(policy_version, tensors)
+            later = {v: t for v, t in before.items() if v > policy_version}
+            self._stores[self._location].update(later)
+            return publication
+
+    assert failed(check_weight_channel(Hasty)) == ["failed_publication"]
+    assert failed(check_weight_channel(Hoards)) == ["going_back"]
     assert failed(check_weight_channel(Aliases)) == ["what_is_published_is_fetched"]
     assert failed(check_weight_channel(Sorts)) == ["what_is_published_is_fetched"]

@@ -47,6 +47,18 @@ def test_a_turn_under_a_swap_is_generated_again_with_the_new_version():
     assert stats.extra == {"restarted": 2.0, "dropped_tokens": 8.0}
 
 
+def test_a_turn_without_a_token_yet_begins_again_too():
+    async def work(engine, wrapped):
+        task = await begin(engine, wrapped, "a")
+        await wrapped.load_weights(1)
+        await wrapped.resume()
+        return await task
+
+    result = serve(work, num_tokens=1)
+    assert (result.finish_reason, len(result.token_ids)) == ("stop", 1)
+    assert [s.policy_version for s in result.spans] == [1]
+
+
 def test_what_nothing_comes_under_is_left_alone():
     async def work(engine, wrapped):
         await wrapped.resume()
