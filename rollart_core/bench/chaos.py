@@ -2,7 +2,7 @@
 
 A tiny model in two quick environments. At seeded random moments a part is killed with SIGKILL: an
 env worker, an engine, a trainer rank (of two), the controller (and the run is gone on with by
-``--resume``), and with ``runtime=ray`` a whole node of a cluster of three on this machine. The run
+``--resume``), and with ``runtime=ray`` a whole node of a cluster of four on this machine. The run
 must come to its end, its audit find no ticket lost or trained twice, and nothing be left: no
 process, no file in shared memory, no temporary file or socket.
 
@@ -48,8 +48,9 @@ GONE_WITHIN_S = 10.0
 KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
 """Runtime -> what there is to kill."""
 SLOT = "slot"
-"""Resource of a Ray node that a part takes; one node alone has not room for all."""
-NODES = {"a": {SLOT: 4.0}, "b": {SLOT: 4.0}}
+"""Resource of a Ray node that a part takes."""
+NODES = {"a": {SLOT: 3.0}, "b": {SLOT: 3.0}, "c": {SLOT: 3.0}}
+"""Two of them have room for all parts, so that one may be lost."""
 
 
 class LetterReward(Reward):
@@ -212,11 +213,16 @@ def _none(case: str, found: int, unit: str) -> dict[str, object]:
 
 
 def _on_ray(address: str) -> dict[str, object]:
-    num_slots = sum(int(resources[SLOT]) for resources in NODES.values())
     return {
         "kind": "ray",
         "address": address,
-        "pools": [{"name": "machines", "count": num_slots, "resources": {SLOT: 1}}],
+        "pools": [
+            {
+                "name": "machines",
+                "count": NUM_RANKS + NUM_ENGINES + NUM_ENV_WORKERS,
+                "resources": {SLOT: 1},
+            }
+        ],
         "num_engines": NUM_ENGINES,
         "num_trainer_ranks": NUM_RANKS,
         "num_env_workers": NUM_ENV_WORKERS,

@@ -48,8 +48,10 @@ class LocalCluster:
     address: str = ""
     nodes: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """Name -> resources."""
+    killed: set[str] = field(default_factory=set)
     num_started: int = 0
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self) -> None:
         """Start the head.
@@ -84,21 +86,28 @@ class LocalCluster:
         for name in names:
             log = self.folder / f"{name}.log"
             while _UP not in log.read_bytes():
+                if self.processes[name].poll() is not None and time.monotonic() < until:
+                    self._end(name)  # what is left of it: Ray gives a node 30 s to come up
+                    self._ray(name, self.commands[name])
                 if time.monotonic() > until:
                     said = log.read_text(encoding="utf-8", errors="replace").split("\n")
                     tail = " / ".join(line.strip() for line in said if line.strip())[-400:]
                     raise RollartError(f"the Ray node {name} did not come up: {tail}")
                 time.sleep(0.1)
 
-    def replace(self, name: str) -> str:
-        """Start a node with what a killed one had; return its name."""
-        resources = self.nodes.pop(name)
-        fresh = f"{name.partition('-')[0]}-{self.num_started}"
-        self.add(fresh, resources)
-        return fresh
+    def bring_back(self) -> None:
+        """Start a node for each that was killed, with what it had."""
+        for name in [n for n in self.nodes if n in self.killed]:
+            fresh = f"{name.partition('-')[0]}-{self.num_started}"
+            self.add(fresh, self.nodes.pop(name))
+            self.wait_for(fresh)
 
     def kill(self, name: str) -> None:
         """Kill every process of a node at once."""
+        self.killed.add(name)
+        self._end(name)
+
+    def _end(self, name: str) -> None:
         for pid in self.pids(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -110,8 +119,8 @@ class LocalCluster:
     def close(self) -> None:
         """End all nodes."""
         for name in [*self.nodes, "head"]:
-            self.kill(name)
-        for process in self.processes:
+            self._end(name)
+        for process in self.processes.values():
             process.wait()
 
     def environment(self) -> dict[str, str]:
@@ -123,10 +132,11 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_health_check_initial_delay_ms": every_ms,
+            # A node that starts on a busy machine is slow to answer first.
+            "RAY_health_check_initial_delay_ms": "10000",
             "RAY_health_check_period_ms": every_ms,
             "RAY_health_check_timeout_ms": every_ms,
-            "RAY_health_check_failure_threshold": "3",
+            "RAY_health_check_failure_threshold": "4",
         }
 
     def _ray(self, name: str, arguments: list[str]) -> None:
@@ -142,7 +152,7 @@ class LocalCluster:
                 env=environment,
                 cwd=self.folder,
             )
-        self.processes.append(process)
+        self.commands[name], self.processes[name] = arguments, process
 
 
 def _free_port() -> int:

@@ -3,7 +3,7 @@
     plan: (kind, train_step, delay) ... -> wait for the step -> SIGKILL -> wait until it recovers
 
 Recovered is a run that has trained one more batch than when the victim died, with the victim's
-place taken by another process: what a kill rolled back has been done again by then.
+place taken by another: what a kill rolled back has been done again by then.
 
 Takes: a config file and a plan. Gives: seconds to recover for each kill, and the run directory.
 Never: touches the run in any other way; a run that ends by itself before its time is an error.
@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rollart_core.bench.chaos_cluster import LocalCluster
 from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
 from rollart_core.bench.rows import tell
 from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.tables import ROLLED_BACK
 from rollart_core.errors import JournalError, RollartError
 
 POLL_S = 0.05
@@ -38,8 +39,8 @@ MOST_DELAY_S = 0.5
 CONTROLLER, NODE = "controller", "node"
 ROLES = {"env worker": "env", "engine": "engine", "trainer rank": "trainer"}
 """Kind of victim -> name of its part."""
-ROLES_BACK = ("env", "engine")
-"""Those of which the journal says when they are back; a trainer is when it trains again."""
+BACK_IN_JOURNAL = ("env", "engine")
+"""Roles of which the journal says when one is back; a trainer is when it trains again."""
 _START = "from rollart_core.cli import main; main()"
 
 
@@ -88,6 +89,8 @@ class AttackedRun:
     cluster: LocalCluster | None = None
     process: subprocess.Popen[bytes] | None = None
     num_starts: int = 0
+    victim: str = ""
+    """The node that is to die, or was the last to."""
     look_at_s: float = 0.0
     """When to look next which processes there are."""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -132,6 +135,11 @@ class AttackedRun:
         names = [str(json.loads(event.payload)["part"]) for event in events]
         return sum(name.partition("-")[0] == role for name in names)
 
+    def _num_lives(self) -> int:
+        """Return how often the run went back to a checkpoint."""
+        with self._journal() as journal:
+            return len(journal.events(kind=ROLLED_BACK)) if journal else 0
+
     @contextlib.contextmanager
     def _journal(self) -> Iterator[JournalReader | None]:
         """Read the journal; None while there is none."""
@@ -147,57 +155,53 @@ class AttackedRun:
             yield journal
 
     def _attack(self, kill: Kill) -> None:
-        assert self.process is not None
+        lost = self._victims(kill)
+        before, lives = self.trained(), self._num_lives()
+        wanted = {role: self._num_back(role) + len(lost[role]) for role in BACK_IN_JOURNAL}
+        at = time.monotonic()
+        self._kill(kill, lost)
+        what = f"recover from the loss of its {kill.kind}"
+        self._wait(lambda: all(self._num_back(role) >= n for role, n in wanted.items()), what)
+        if kill.kind == CONTROLLER or lost["trainer"]:
+            self._wait(lambda: self._num_lives() > lives, what)
+        self._wait(lambda: self.trained() > before, what)
+        took = time.monotonic() - at
+        self.recoveries.append(Recovery(kill.kind, took))
+        tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
+        if self.cluster is not None:
+            self.cluster.bring_back()
+
+    def _victims(self, kill: Kill) -> dict[str, list[int]]:
+        """Return the processes that are to die, by role; of a controller all parts die with it."""
+        none: dict[str, list[int]] = {role: [] for role in ROLES.values()}
         if kill.kind == CONTROLLER:
-            before, at = self.trained(), time.monotonic()
+            return none
+        if kill.kind in ROLES:
+            role = ROLES[kill.kind]
+            self._wait(lambda: bool(self._of(role)), f"have a {role}")
+            return none | {role: [self.rng.choice(self._of(role))]}
+        assert self.cluster is not None
+        self._wait(lambda: bool(self._inhabited()), "have parts on a node")
+        self.victim = self.rng.choice(self._inhabited())
+        pids = set(self.cluster.pids(self.victim))
+        return {role: sorted(pids & set(self._of(role))) for role in none}
+
+    def _kill(self, kill: Kill, lost: Mapping[str, list[int]]) -> None:
+        if kill.kind == CONTROLLER:
+            assert self.process is not None
             self.process.kill()
             self.process.wait()
             self._start()
         elif kill.kind == NODE:
-            before, at = self._kill_node()
+            assert self.cluster is not None
+            self.cluster.kill(self.victim)
         else:
-            before, at = self._kill_part(ROLES[kill.kind])
-        self._wait(lambda: self.trained() > before, f"recover from the loss of its {kill.kind}")
-        took = time.monotonic() - at
-        self.recoveries.append(Recovery(kill.kind, took))
-        tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
+            for pid in (pid for pids in lost.values() for pid in pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _wait_for(self, train_step: int) -> None:
         self._wait(lambda: self.trained() > train_step, f"get past train_step {train_step}")
-
-    def _kill_part(self, role: str) -> tuple[int, float]:
-        """Kill one process of a role; wait for the one that takes its place.
-
-        Returns:
-            Batches trained when it died, and when that was.
-        """
-        self._wait(lambda: bool(self._of(role)), f"have a {role}")
-        living, num_back = self._of(role), self._num_back(role)
-        victim = self.rng.choice(living)
-        before, at = self.trained(), time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-        self._wait(
-            lambda: (
-                len(set(self._of(role)) - {victim}) >= len(living)
-                and (role not in ROLES_BACK or self._num_back(role) > num_back)
-            ),
-            f"replace its {role}",
-        )
-        return before, at
-
-    def _kill_node(self) -> tuple[int, float]:
-        """Kill all processes of a node that has parts of the run, and start another."""
-        assert self.cluster is not None
-        cluster = self.cluster
-        self._wait(lambda: bool(self._inhabited()), "have parts on a node")
-        victim = self.rng.choice(self._inhabited())
-        before, at = self.trained(), time.monotonic()
-        num_parts = len(self._all_parts())
-        cluster.kill(victim)
-        cluster.replace(victim)
-        self._wait(lambda: len(self._all_parts()) >= num_parts, "replace the parts of a node")
-        return before, at
 
     def _inhabited(self) -> list[str]:
         """Return the nodes that parts of the run are on."""
