@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from rollart_core.contracts.hardware import Placement
 from rollart_core.plan.fit import Fit, Way
-from rollart_core.plan.program import BUSY, ENGINES, EPISODES, TRAINING, Solution
+from rollart_core.plan.optimum import Solution
+from rollart_core.plan.program import BUSY, ENGINES, EPISODES, TRAINING
 
 FEW = 0.03
 """What would raise the rate by less than this share of its own growth is not named."""

@@ -13,7 +13,8 @@ from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Expectation, Placement, Pool
 from rollart_core.plan.explain import bottleneck, reasons
 from rollart_core.plan.fit import Fit, everywhere, fit
-from rollart_core.plan.program import Program, Solution
+from rollart_core.plan.optimum import Optimum, Solution
+from rollart_core.plan.program import Program
 
 LEAST_SHARE = 1e-4
 """Smaller shares of an env's trajectories are rounding, and left out."""
@@ -28,9 +29,9 @@ def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: De
     """
     found = fit(workloads, pools, demand)
     try:
-        solution = Program(found).solve()
+        solution = Optimum(Program(found)).solve()
     except ValueError:
-        solution = Program(found, crowded=True).solve()
+        solution = Optimum(Program(found, crowded=True)).solve()
     return _placement(found, solution)
 
 
@@ -46,7 +47,7 @@ def best_value(
     found = fit(workloads, pools, demand)
     if not any(pool.price_per_hour for pool in found.pools.values()):
         raise ValueError("no pool has a price: give price_per_hour in the cluster file")
-    return _placement(found, Program(found).best_value())
+    return _placement(found, Optimum(Program(found)).best_value())
 
 
 def expect(
@@ -63,7 +64,7 @@ def expect(
     """
     found = everywhere(workloads, pools, demand)
     _check_names(placement, found)
-    solution = Program(found, fixed=placement, crowded=True).solve()
+    solution = Optimum(Program(found, fixed=placement, crowded=True)).solve()
     return _expectation(found, solution)
 
 
