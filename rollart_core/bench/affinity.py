@@ -290,7 +290,7 @@ class _CountedRow(Conversation):
 async def _measure_all(
     sides: Mapping[str, Placement], cluster: Sequence[Pool], seconds: float
 ) -> tuple[dict[str, float], float]:
-    """Return the rate of each side, and how late this machine wakes, in ms; all at the same time."""
+    """Return the rate of each side, all at the same time, and how late the machine wakes, in ms."""
     watch = asyncio.create_task(_lateness_ms(seconds))
     rates = await asyncio.gather(*(_measure(side, cluster, seconds) for side in sides.values()))
     return dict(zip(sides, rates, strict=True)), await watch

@@ -74,3 +74,10 @@ def test_pools_without_figures_get_those_of_their_device():
     assert own == Pool("b", "abacus", 1, 5.0, 6.0)
     with pytest.raises(ValueError, match="pool c: nothing is known of its device 'abacus'"):
         filled([Pool("c", "abacus", 1)])
+
+
+def test_the_examples_can_be_read(repo_root):
+    examples = sorted((repo_root / "examples/clusters").glob("*.yaml"))
+    assert len(examples) == 3
+    for path in examples:
+        assert all(pool.count and pool.price_per_hour for pool in load_cluster(path).to_pools())
