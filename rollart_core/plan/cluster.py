@@ -240,7 +240,8 @@ def _filled(pool: Pool) -> Pool:
     if device is None:
         raise ValueError(
             f"pool {pool.name}: nothing is known of its device {pool.device!r}; "
-            f"known are {', '.join(DEVICES)}, or give flops_per_s and bytes_per_s"
+            "give its flops_per_s and bytes_per_s, or take a mapper that does not reckon "
+            "(colocate, static). Known: " + ", ".join(DEVICES)
         )
     share = Efficiency()
     return replace(

@@ -3,12 +3,14 @@
 Takes: a device's name. Gives: its FLOP/s, bytes/s, memory and price. Never: measures; a cluster
 file may add devices and replace figures.
 
-FLOP/s and bytes/s are the makers' peaks (NVIDIA: the data sheets of A100, H100, H200, L40S, L4 and
-A10, of HGX B200, AWS's page of its A10G instances, the white paper of the Ada generation for the
-RTX 4090; AMD: the data sheet of MI300X), sparsity not counted. H20 has no public sheet; its figures
-are what vendors of servers state. Prices are rounded: what public price lists of specialised clouds
-asked on demand for one device and hour, in the month given; they differ by a factor of two or more
-between clouds, so put your own in the cluster file when you compare by price.
+FLOP/s and bytes/s are the makers' peaks, sparsity not counted (NVIDIA: the data sheets of A100,
+H100, H200, L40S, L4, A10, T4 and V100, of which the last two know float16 only, and of HGX B200;
+AWS's page of its A10G instances; the white paper of the Ada generation for the RTX 4090; AMD: the
+data sheet of MI300X). H20 has no public sheet; its figures are what vendors of servers state.
+
+Prices are rounded: what public price lists of specialised clouds asked on demand for one device and
+hour, in the month given; they differ by a factor of two or more between clouds, so put your own in
+the cluster file when you compare by price.
 
 A ``cpu`` device is one core of a recent server: AVX-512 with bfloat16, its part of the memory
 channels of its socket. An accelerator's own host cores are a pool of their own.
@@ -50,12 +52,21 @@ DEVICES: Mapping[str, Device] = {
     "L4": Device(121e12, 0.3e12, 24 * GB, 0.8, "2025-06"),
     "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0, "2025-06"),
     "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5, "2025-06"),
+    "A10": Device(125e12, 0.6e12, 24 * GB, 0.7, "2025-06"),
+    "T4": Device(65e12, 0.32e12, 16 * GB, 0.4, "2025-06"),
+    "V100-16GB": Device(125e12, 0.9e12, 16 * GB, 0.6, "2025-06"),
+    "V100-32GB": Device(125e12, 0.9e12, 32 * GB, 0.8, "2025-06"),
     "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5, "2025-06"),
     CPU: Device(0.1e12, 5e9, 4 * GB, 0.04, "2025-06"),
     SERVERLESS: Device(0.0, 0.0, 0, 0.06, "2025-06"),
 }
 
-ALIASES: Mapping[str, str] = {"A100": "A100-80GB", "H100": "H100-SXM", "4090": "RTX-4090"}
+ALIASES: Mapping[str, str] = {
+    "A100": "A100-80GB",
+    "H100": "H100-SXM",
+    "V100": "V100-16GB",
+    "4090": "RTX-4090",
+}
 """Names without a variant mean the most common one."""
 
 
