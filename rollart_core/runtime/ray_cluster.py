@@ -251,6 +251,7 @@ class RayCluster:
         config = self._config
         self._own = ray_local.LocalFolder()
         self._stack.enter_context(ray_local.variables(self._own.environment()))
+        read_token_anew()
         resources = ray_pools.local_resources(config.pools, self._num_parts, os.cpu_count() or 1)
         self._init(
             "local",
@@ -286,6 +287,15 @@ class RayCluster:
 
 
 MISSING_RAY = "runtime: ray needs Ray: pip install 'rollart[ray]'"
+
+
+def read_token_anew() -> None:
+    """Let Ray, in this process, use the token that is in the environment now: it reads it once."""
+    with contextlib.suppress(ImportError, AttributeError):  # where Ray keeps it is Ray's business
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def future_of(ref: Any) -> asyncio.Future[Any]:

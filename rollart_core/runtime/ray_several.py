@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rollart_core.runtime import ray_local
+from rollart_core.runtime.ray_cluster import read_token_anew
 
 CPUS_PER_NODE = 2
 STORE_BYTES = 80 << 20
@@ -59,6 +60,7 @@ def several_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[SeveralNodes
         with ray_local.variables({**folder.environment(), "RAY_TMPDIR": str(folder.path)}):
             from ray.cluster_utils import Cluster
 
+            read_token_anew()
             settings = ray_local.health_settings(HEALTH_CHECK_S)
             head = {**_node(nodes[0]), "include_dashboard": False, "_system_config": settings}
             cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -71,6 +73,7 @@ def several_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[SeveralNodes
                 with contextlib.suppress(Exception):  # what of it a test has killed already
                     cluster.shutdown()
     finally:
+        read_token_anew()
         folder.remove()
 
 
