@@ -147,6 +147,19 @@ def test_a_trainer_that_came_back_is_found_again(ends):
     assert_holds(reader, 2, 2)
 
 
+def test_what_began_with_one_edition_does_not_end_with_another(ends):
+    """The trainer comes back and publishes the same version, trained anew."""
+    writer, reader = ends(), ends()
+    writer.publish(1, big().items())
+    tensors = iter(reader.fetch(1))
+    next(tensors)
+    writer.publish(1, [(n, t + 1) for n, t in big().items()])
+    reader._group.abandon()
+    with pytest.raises(LookupError, match=r"no weights of policy version 1 .* holds \[1\]"):
+        list(tensors)
+    assert [t[0].item() for _, t in reader.fetch(1)] == [i + 1 for i in range(40)]
+
+
 def test_a_trainer_that_was_killed_is_waited_for(ends, tmp_path):
     """Its address is still there, and nobody at it."""
     with socket.create_server(("127.0.0.1", 0)) as gone:

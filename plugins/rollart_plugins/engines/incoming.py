@@ -32,6 +32,8 @@ class Incoming:
 def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
     """Fetch a version; where the channel holds it no longer, the newest instead.
 
+    That may have the same number: of a trainer that came back while it was fetched.
+
     Args:
         channel: Where from.
         policy_version: Which.
@@ -46,7 +48,7 @@ def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> I
         incoming = _take(channel, policy_version, stage)
     except LookupError:
         newest = channel.newest()
-        if newest is None or newest == policy_version:
+        if newest is None:
             raise
         incoming = _take(channel, newest, stage)
     incoming.fetch_s = time.perf_counter() - began
@@ -55,7 +57,12 @@ def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> I
 
 def _take(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
     tensors = channel.fetch(policy_version)
-    if stage is not None:
-        return Incoming(policy_version, stage(tensors), 0.0)
-    held = list(tensors)
-    return Incoming(policy_version, sum(t.nbytes for _, t in held), 0.0, held)
+    try:
+        if stage is not None:
+            return Incoming(policy_version, stage(tensors), 0.0)
+        held = list(tensors)
+        return Incoming(policy_version, sum(t.nbytes for _, t in held), 0.0, held)
+    finally:
+        close = getattr(tensors, "close", None)
+        if close is not None:
+            close()  # where they are refused half way, others may wait for this end to go on

@@ -162,7 +162,7 @@ class CollectiveChannel(WeightChannel):
             except (RuntimeError, OSError):
                 self._leave_group()
                 if done < len(answer["blocks"]):
-                    yield from self._alone(policy_version, done)
+                    yield from self._alone(policy_version, answer, done)
             whole = True
         finally:
             if not whole:  # what is still under way belongs to nobody
@@ -170,12 +170,13 @@ class CollectiveChannel(WeightChannel):
 
     def _from_group(self, answer: Message) -> Iterator[torch.Tensor]:
         place = Membership(**answer["group"])
-        if self._group is None or self._group.member != place:
+        group = self._group
+        if group is None or group.member != place:
             self._leave_group()
-            self._group = self._join(place, answer["store"])
+            group = self._group = self._join(place, answer["store"])
         for size in answer["sizes"]:
-            block = torch.empty(size, dtype=torch.uint8, device=self._group.device)
-            self._group.broadcast(block)
+            block = torch.empty(size, dtype=torch.uint8, device=group.device)
+            group.broadcast(block)
             yield block
 
     def _join(self, place: Membership, store_port: int) -> BroadcastGroup:
@@ -185,15 +186,21 @@ class CollectiveChannel(WeightChannel):
         mine = self._connection.getsockname()[0]
         return BroadcastGroup(self._store, place, self._backend, mine, self._timeout_s)
 
-    def _alone(self, policy_version: int, done: int) -> Named:
-        asked = {"ask": "alone", "version": policy_version, "from": done}
-        answer = self._ask(asked)
-        self._check_held(answer, policy_version)
-        assert self._connection is not None
-        for rows, size in zip(answer["blocks"], answer["sizes"], strict=True):
-            with self._patience():
-                block = receive_block(self._connection, size)
-            yield from self._views(rows, block)
+    def _alone(self, policy_version: int, begun: Message, done: int) -> Named:
+        """Yield what follows the first ``done`` blocks, of the same edition and no other."""
+        while done < len(begun["blocks"]):
+            asked = {"ask": "alone", "version": policy_version, "edition": begun["edition"]}
+            answer = self._ask(asked | {"from": done})
+            self._check_held(answer, policy_version)
+            for size in answer["sizes"]:
+                assert self._connection is not None
+                try:
+                    with self._patience():
+                        block = receive_block(self._connection, size)
+                except ConnectionError:
+                    break  # the trainer is gone; asking waits for it, and for the same edition
+                yield from self._views(begun["blocks"][done], block)
+                done += 1
 
     def _views(self, rows: list[Any], block: torch.Tensor) -> Named:
         for row in rows:

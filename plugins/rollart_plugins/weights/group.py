@@ -60,17 +60,21 @@ class BroadcastGroup:
         Raises:
             RuntimeError: When a member is gone or too slow.
         """
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group was given up")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = self._limit
-        self._group.broadcast([block], options).wait(self._limit)
+        group.broadcast([block], options).wait(self._limit)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def abandon(self) -> None:
-        """Give it up, whatever it is doing."""
-        with contextlib.suppress(RuntimeError):
-            self._group.abort()
+        """Give it up, whatever it is doing; the others see its connections close."""
+        group, self._group = self._group, None
+        with contextlib.suppress(RuntimeError, AttributeError):
+            group.abort()
 
 
 def open_store(host: str, port: int | None, timeout_s: float) -> tuple[Any, int]:

@@ -36,6 +36,23 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Edition:
+    """A version as it was published once; another publication of its number is another edition."""
+
+    blocks: list[Block]
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def index(self, start: int = 0) -> Message:
+        """Return what an engine has to know of it, from its block ``start`` on."""
+        blocks = self.blocks[start:]
+        return {
+            "edition": self.name,
+            "blocks": [block.rows for block in blocks],
+            "sizes": [block.memory.nbytes for block in blocks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class HubOptions:
     """How it serves."""
 
@@ -71,7 +88,7 @@ class Hub:
 
     def __init__(self, options: HubOptions) -> None:
         self._options = options
-        self._versions: dict[int, list[Block]] = {}
+        self._versions: dict[int, Edition] = {}
         self._last: int | None = None
         self._lock = threading.Lock()
         self._broadcasting = threading.Lock()
@@ -88,7 +105,7 @@ class Hub:
     def hold(self, policy_version: int, blocks: list[Block], keep: int) -> None:
         """Offer a version; of those not above it the newest ``keep`` stay."""
         with self._lock:
-            self._versions[policy_version] = blocks
+            self._versions[policy_version] = Edition(blocks)
             self._last = policy_version
             newest = sorted(v for v in self._versions if v <= policy_version)[-keep:]
             self._versions = {v: self._versions[v] for v in newest}
@@ -155,22 +172,22 @@ class Hub:
             return send(guest.connection, {"newest": newest})
         version = int(asked["version"])
         with self._lock:
-            blocks, held = self._versions.get(version), sorted(self._versions)
-        if blocks is None:
+            edition, held = self._versions.get(version), sorted(self._versions)
+        if edition is None or asked.get("edition") not in (None, edition.name):
             return send(guest.connection, {"held": held})
         guest.connection.settimeout(self._options.timeout_s)
         try:
             if asked.get("ask") == "group":
                 self._together(guest, version)
             else:
-                self._alone(guest, blocks[int(asked.get("from", 0)) :])
+                self._alone(guest, edition, int(asked.get("from", 0)))
         finally:
             with contextlib.suppress(OSError):
                 guest.connection.settimeout(None)
 
-    def _alone(self, guest: _Guest, blocks: list[Block]) -> None:
-        send(guest.connection, {"blocks": [block.rows for block in blocks]} | _sizes(blocks))
-        for block in blocks:
+    def _alone(self, guest: _Guest, edition: Edition, start: int) -> None:
+        send(guest.connection, edition.index(start))
+        for block in edition.blocks[start:]:
             send_block(guest.connection, block.memory)
 
     # Broadcasts
@@ -200,8 +217,8 @@ class Hub:
             if self._gathering is gathering:
                 self._gathering = None
             guests = sorted(gathering.guests, key=lambda g: g.name)
-            blocks = self._versions.get(gathering.policy_version)
-        if blocks is None:  # pruned while they gathered
+            edition = self._versions.get(gathering.policy_version)
+        if edition is None:  # pruned while they gathered
             for guest in guests:
                 _tell(guest, {"held": self.versions()})
             return
@@ -209,13 +226,12 @@ class Hub:
         if self._group is not None and self._group[0] != names:
             self._give_up_group()
         name = self._group[1].member.name if self._group else secrets.token_hex(8)
-        rows = {"blocks": [block.rows for block in blocks]} | _sizes(blocks)
         for rank, guest in enumerate(guests, 1):
             place = {"name": name, "rank": rank, "size": len(guests) + 1}
-            _tell(guest, {"group": place, "store": self._store_port, **rows})
+            _tell(guest, {"group": place, "store": self._store_port} | edition.index())
         try:
             group = self._group[1] if self._group else self._join(name, names)
-            for block in blocks:
+            for block in edition.blocks:
                 group.broadcast(block.memory.to(group.device))
         except RuntimeError:  # somebody is gone or too slow: the others ask again, alone
             self._give_up_group()
@@ -233,10 +249,6 @@ class Hub:
         group, self._group = self._group, None
         if group is not None:
             group[1].abandon()
-
-
-def _sizes(blocks: list[Block]) -> Message:
-    return {"sizes": [block.memory.nbytes for block in blocks]}
 
 
 def _tell(guest: _Guest, message: Message) -> None:
