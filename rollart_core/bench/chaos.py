@@ -173,7 +173,8 @@ def _rows(chaos: Outcome, peace: Outcome, steps: int) -> list[dict[str, object]]
     num_kills = len(chaos.recoveries)
     num_lost = sum(audited.lost.values()) + audited.open
     num_wrong = len(audited.violations)
-    left = {name: found for name, found in chaos.left.items() if found}
+    both = {name: [*found, *peace.left[name]] for name, found in chaos.left.items()}
+    left = {name: found for name, found in both.items() if found}
     said = "; ".join(f"{name}: {', '.join(found)}" for name, found in left.items())
     ratios = [peace.wall_s / chaos.wall_s]
     return [
@@ -186,11 +187,13 @@ def _rows(chaos: Outcome, peace: Outcome, steps: int) -> list[dict[str, object]]
             ratios=ratios,
         ),
         row(
-            f"train_steps rolled back and done again, of {audited.batches} in the lineage",
+            "train_steps rolled back and done again",
             audited.batches_rolled_back,
             peace.audited.batches_rolled_back,
             "in peace",
             "train_steps",
+            mark=f"{steps} in the lineage at the end",
+            meets_mark=audited.batches == steps,
         ),
         _none(f"tickets lost, of {audited.num_tickets}", num_lost, "tickets"),
         _none(

@@ -61,4 +61,4 @@ def test_a_short_run_gets_through_one_kill_of_each_kind():
     rows = {str(row["case"]): row for row in chaos.run({"short": True})["rows"]}
     marks = {case: row["meets_mark"] for case, row in rows.items() if row["mark"] is not None}
     assert all(marks.values()), marks
-    assert len(marks) == len(chaos.KINDS["inline"]) + 3
+    assert len(marks) == len(chaos.KINDS["inline"]) + 4
