@@ -138,3 +138,31 @@ def test_what_one_rank_raises_ends_those_that_wait_for_it(
             await group.call("save")
 
     run(2, lambda part, method: error if part.rank == 1 else None, check)
+
+
+def test_ranks_that_cannot_reach_each_other_are_lost_though_all_raise_alike():
+    async def check(group: TrainerGroup, parts: list[RankPart]) -> None:
+        with pytest.raises(TrainerLost, match="Connection reset"):
+            await group.call("save")
+        assert not any(p.alive for p in parts)
+
+    run(2, lambda part, method: RuntimeError("[gloo/pair.cc:1] Connection reset"), check)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_each_rank_is_handed_over_once_it_is_built(num_ranks: int):
+    async def main() -> None:
+        watched: list[tuple[str, str]] = []
+        group = TrainerGroup(
+            lambda rank: RankPart(rank, lambda part, method: None),
+            num_ranks,
+            {},
+            watch=lambda part: watched.append((part.name, part.calls[-1])),
+        )
+        await group.start()
+        await group.restart()
+        built = f"start {trainer_group.BUILD}" if num_ranks == 1 else "__build__"
+        assert watched == [(f"trainer-{r}", built) for r in range(num_ranks)] * 2
+        await group.close()
+
+    asyncio.run(main())
