@@ -97,11 +97,14 @@ class RunRecorder:
             self._guard(tracker, "start", self.run_dir, config)
         plugins().observe("rollart_run_started", run_dir=self.run_dir, config=config)
 
-    def begin_training(self, plan: CheckpointPlan) -> None:
-        """The RL phase begins."""
+    def plan(self, plan: CheckpointPlan) -> None:
+        """Checkpoints can be taken from here on."""
         self._plan = plan
-        self._totals = Totals(began=time.perf_counter())
         self._num_requeued = plan.num_requeued
+
+    def begin_training(self) -> None:
+        """The RL phase begins."""
+        self._totals = Totals(began=time.perf_counter())
 
     def end_life(self, snapshot: Snapshot) -> None:
         """A life of the RL phase is over, and the phase with its last one."""
@@ -142,7 +145,7 @@ class RunRecorder:
             next_ordinal=self._next_ordinal,
             num_requeued=self._num_requeued,
             open_groups=dict(self._open),
-            train_wall_s=plan.wall_s + time.perf_counter() - totals.began,
+            train_wall_s=plan.wall_s + totals.elapsed_s,
         )
         folder = checkpoint_folder(self.run_dir, policy_version)
         await plan.trainer(

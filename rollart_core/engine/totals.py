@@ -86,6 +86,11 @@ class Totals:
     scheduler: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the phase began; 0 before."""
+        return time.perf_counter() - self.began if self.began else 0.0
+
+    @property
     def num_batches(self) -> int:
         """How many batches stand."""
         return len(self.by_batch)

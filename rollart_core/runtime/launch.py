@@ -124,19 +124,20 @@ class _Launch:
             router.on_lost = self._fail
             self._envs.wire(envs, router, model_path)
         state = await self._begin(runtime, router, trainer, recorder, model_path)
+        training = self._training = TrainPhase(
+            self._run,
+            TrainParts(
+                recorder=recorder,
+                trainer=trainer,
+                engines=router,
+                run_episode=partial(self._envs.run_episode, on_cancel=recorder.cancelled),
+                source=self._envs.source(),
+            ),
+        )
+        await training.prepare(state)
         before = await self._evaluate("before") if state is None else (None, None)
         router.check()  # what follows would only fail, episode by episode
         async with self._phase("train", self._train_detail()):
-            training = self._training = TrainPhase(
-                self._run,
-                TrainParts(
-                    recorder=recorder,
-                    trainer=trainer,
-                    engines=router,
-                    run_episode=partial(self._envs.run_episode, on_cancel=recorder.cancelled),
-                    source=self._envs.source(),
-                ),
-            )
             try:
                 stop = await training.execute(state)
             finally:

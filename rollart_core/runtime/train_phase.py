@@ -65,25 +65,35 @@ class TrainPhase:
         """True while it can be asked to stop."""
         return self._running
 
-    async def execute(self, resumed: RunState | None) -> StopRun:
-        """Train, from the beginning or from where a checkpoint stands.
+    async def prepare(self, resumed: RunState | None) -> None:
+        """Bring the task source to where the run stands; keep the weights that RL begins with.
 
-        A trainer that is lost is started again and loads the newest checkpoint; what was trained
-        since is rolled back and done again.
-
-        Raises:
-            TrainerLost: When it died too often, or before there was a checkpoint.
+        From here on the trainer may die: a warm start could not be had back otherwise.
         """
         source = self._parts.source
         plan = CheckpointPlan(self._parts.trainer.call, source)
         if resumed is not None:
             num_requeued = restore_source(source, resumed, self._parts.recorder.run_dir)
             plan = replace(plan, wall_s=resumed.train_wall_s, num_requeued=num_requeued)
+        self._parts.recorder.plan(plan)
+        if resumed is None:
+            await self._parts.recorder.checkpoint(0)
+
+    async def execute(self, resumed: RunState | None) -> StopRun:
+        """Train, from the beginning or from where a checkpoint stands; after ``prepare``.
+
+        A trainer that is lost is started again and loads the newest checkpoint; what was trained
+        since is rolled back and done again.
+
+        Raises:
+            TrainerLost: When it died too often.
+        """
+        recorder = self._parts.recorder
         self._ends_at_s = time.monotonic() + self._wall_s_left(resumed)
-        self._parts.recorder.begin_training(plan)
+        recorder.begin_training()
         self._running = True
         try:
-            started = await self._begin(resumed)
+            started = await recorder.go_back(resumed, "resumed") if resumed else RunStarted()
             while True:
                 try:
                     return await self._live(started)
@@ -91,13 +101,6 @@ class TrainPhase:
                     started = await self._bring_back(e)
         finally:
             self._running = False
-
-    async def _begin(self, resumed: RunState | None) -> RunStarted:
-        recorder = self._parts.recorder
-        if resumed is not None:
-            return await recorder.go_back(resumed, "resumed")
-        await recorder.checkpoint(0)  # a warm start cannot be had back otherwise
-        return RunStarted()
 
     async def _live(self, started: RunStarted) -> StopRun:
         """Run until the end, or until the trainer is lost."""

@@ -62,11 +62,11 @@ CONFIG: dict[str, Any] = {
 class FakeTrainer:
     """Its weights are what it was trained on: ``[batch, ticket id, attempt]`` after one another."""
 
-    def __init__(self, rng: random.Random, loss_rate: float) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.weights: list[list[object]] = []
         self.lost = False
         self.rng = rng
-        self.loss_rate = loss_rate
+        self.loss_rate = 0.0  # until there is a first checkpoint
 
     async def work(self) -> None:
         if self.rng.random() < self.loss_rate:
@@ -141,7 +141,7 @@ def episodes(engines: FakeEngines, rng: random.Random, failure_rate: float) -> C
 
 async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[str, float]) -> None:
     """One life of the run, from the beginning or from where the last one was cut off."""
-    trainer, engines = FakeTrainer(rng, rates["trainer"]), FakeEngines()
+    trainer, engines = FakeTrainer(rng), FakeEngines()
     resumes = (folder / "journal.db").exists() and bool(list(folder.glob("checkpoints/v*/run_st*")))
     with run_lock(folder):
         if resumes:
@@ -149,11 +149,8 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         recorder = RunRecorder(run, folder, NobodyWatches())
         recorder.start()
         state = None
-        while resumes and state is None:
-            try:
-                state = await recorder.checkpoints.load_newest(trainer.call)
-            except TrainerLost:
-                await trainer.restart()
+        if resumes:
+            state = await recorder.checkpoints.load_newest(trainer.call)
         engines.version = state.policy_version if state else 0
         parts = TrainParts(
             recorder=recorder,
@@ -164,7 +161,10 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         )
         stop = None
         try:
-            stop = await TrainPhase(run, parts).execute(state)
+            phase = TrainPhase(run, parts)
+            await phase.prepare(state)
+            trainer.loss_rate = rates["trainer"]
+            stop = await phase.execute(state)
         finally:
             recorder.close({})
     if stop is not None and stop.kind == "done":

@@ -29,7 +29,7 @@ SAME = {
 
 
 class TrainerKiller(NobodyWatches):
-    """Kills the trainer's process at these batches."""
+    """Kills the trainer's process at these batches; 0: before the first, while it does nothing."""
 
     def __init__(self, runs: Path, at: set[int]) -> None:
         self.runs = runs
@@ -39,11 +39,18 @@ class TrainerKiller(NobodyWatches):
     def message(self, text: str) -> None:
         self.told.append(text)
 
+    def phase(self, name: str, detail: str) -> None:
+        if name == "evaluate before" and 0 in self.at:
+            self.kill()
+
     def progress(self, fraction: float, line: Mapping[str, float | str]) -> None:
         if line.get("batch") in self.at:
             self.at.discard(int(line["batch"]))
-            for pid in trainers(self.runs):
-                os.kill(pid, signal.SIGKILL)
+            self.kill()
+
+    def kill(self) -> None:
+        for pid in trainers(self.runs):
+            os.kill(pid, signal.SIGKILL)
 
 
 def trainers(runs: Path) -> Iterator[int]:
@@ -66,15 +73,15 @@ def killed_trainer(folder: Path, at: set[int], **changes: object) -> tuple[RunRe
 
 @pytest.mark.slow
 def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
-    # Before the first checkpoint but that of version 0, and right before one is taken.
-    report, told = killed_trainer(tmp_path / "killed", {1, 4})
+    # Before training, before the first checkpoint but that of version 0, right before one is taken.
+    report, told = killed_trainer(tmp_path / "killed", {0, 1, 4})
     assert report.ok
     assert (report.batches, report.train_steps) == (6, 6)
     assert report.rolled_back["batches"] >= 2
-    assert sum("The trainer is lost" in text for text in told) == 2
+    assert sum("The trainer is lost" in text for text in told) == 3
     checked = audit(Path(report.run_dir))
     assert checked.ok, checked.violations
-    assert len(checked.went_back) == 2
+    assert len(checked.went_back) == 3
     plain = run(tmp_path / "plain", **SAME)
     assert losses(report) == losses(plain)
     assert any(loss != 0 for loss in losses(plain))
