@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -292,10 +293,9 @@ MISSING_RAY = "runtime: ray needs Ray: pip install 'rollart[ray]'"
 def read_token_anew() -> None:
     """Let Ray, in this process, use the token that is in the environment now: it reads it once."""
     with contextlib.suppress(ImportError, AttributeError):  # where Ray keeps it is Ray's business
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet: Any = import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def future_of(ref: Any) -> asyncio.Future[Any]:

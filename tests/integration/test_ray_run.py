@@ -1,0 +1,255 @@
+"""Runs over a Ray cluster of three unlike nodes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_runs import POOLS, small_run, weights_of
+
+from rollart_core.config import RayRuntime
+from rollart_core.errors import ConfigError, PartDied, RollartError
+from rollart_core.runtime import ray_checks, ray_nodes
+from rollart_core.runtime.launch import launch
+from rollart_core.runtime.ray_actor import ActorSettings
+from rollart_core.runtime.ray_cluster import RayCluster
+from rollart_core.runtime.ray_part import Berth, RayPart
+from rollart_core.runtime.ray_pools import Seat
+from rollart_core.runtime.ray_several import SeveralNodes, several_nodes
+
+TOKEN = "RAY_AUTH_TOKEN_PATH"
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[SeveralNodes]:
+    marks = ("train_node", "gen_node", "env_node")
+    with several_nodes([{mark: 2.0} for mark in marks]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def on_ray(nodes: SeveralNodes) -> dict[str, Any]:
+    return {"runtime": {"kind": "ray", "address": nodes.address}, "mapper": POOLS}
+
+
+class Tried:
+    """An object for a part to hold."""
+
+    def __init__(self, greeting: str) -> None:
+        self.greeting = greeting
+
+    def greet(self, whom: str) -> str:
+        print("a word for the log", flush=True)
+        return f"{self.greeting} {whom}"
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    def refuse(self) -> None:
+        raise ConfigError("not so")
+
+    def end(self) -> None:
+        os._exit(3)
+
+
+async def _part(cluster: RayCluster, log: Path) -> RayPart:
+    seat = Seat("engine", "gen_node", {"gen_node": 1.0}, {})
+    group = await cluster.reserve([seat], "PACK")
+
+    async def berth() -> Berth:
+        return Berth(seat, group, 0)
+
+    here = str(Path(__file__).parent)
+    settings = ActorSettings({"OMP_NUM_THREADS": "1"}, str(log), [here])
+    return RayPart("tried", cluster, berth, settings)
+
+
+def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = RayCluster(RayRuntime(address=nodes.address), "tried", 1)
+        cluster.open()
+        try:
+            part = await _part(cluster, tmp_path / "tried.log")
+            await part.start("test_ray_run:Tried", {"greeting": "good day,"})
+            deaths: list[object] = []
+            part.on_death = deaths.append
+            waiting = [asyncio.ensure_future(part.call("wait")) for _ in range(200)]
+            assert await part.call("greet", "Ada") == "good day, Ada"  # none of them is in its way
+            with pytest.raises(ConfigError, match="not so"):
+                await part.call("refuse")
+            with pytest.raises(PartDied, match=r"the tried actor is gone .*tried\.log"):
+                await part.call("end")
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(a) for a in answers} == {PartDied}
+            assert not part.alive
+            assert deaths == [part]
+            await part.close()
+            assert (tmp_path / "tried.log").read_text().count("a word for the log") == 1
+        finally:
+            cluster.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_part_is_heard_of_once(nodes: SeveralNodes, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = RayCluster(RayRuntime(address=nodes.address), "killed", 1)
+        cluster.open()
+        try:
+            part = await _part(cluster, tmp_path / "tried.log")
+            await part.start()
+            died = asyncio.Event()
+            deaths: list[object] = []
+            part.on_death = lambda dead: (deaths.append(dead), died.set())
+            part.kill()
+            async with asyncio.timeout(60):
+                await died.wait()
+            await part.close()
+            await part.close()
+            assert deaths == [part]
+        finally:
+            cluster.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_deterministic_run_ends_with_the_same_weights_as_inline(
+    on_ray: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers = {"num_env_workers": 2, "num_engines": 2}
+    on_ray["runtime"] |= workers
+    over = launch(small_run(tmp_path / "ray", **on_ray))
+    assert capfd.readouterr().out == ""  # stdout is for --json alone
+    inline = launch(small_run(tmp_path / "inline"))
+    assert (over.stop_reason, over.batches) == (inline.stop_reason, inline.batches) == ("done", 5)
+    assert weights_of(over.run_dir) == weights_of(inline.run_dir)
+    assert over.placement["trainer"] == "train_node"
+    logs = {path.name for path in (Path(over.run_dir) / "logs").iterdir()}
+    assert {"engine.log", "engine-1.log", "trainer.log", "env.log"} <= logs
+    assert not list(Path("/dev/shm").glob(f"rollart-run-*{Path(over.run_dir).name}"))
+    assert _no_actor_is_left(os.environ[TOKEN])
+
+
+def _no_actor_is_left(token: str) -> bool:
+    """Wait until no process of a cluster's actors is left; a killed one takes a moment."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(_is_actor(process, token) for process in Path("/proc").glob("[0-9]*")):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _is_actor(process: Path, token: str) -> bool:
+    try:
+        mine = f"RAY_AUTH_TOKEN_PATH={token}".encode() in (process / "environ").read_bytes()
+        return mine and (process / "cmdline").read_bytes().startswith(b"ray::PartActor")
+    except OSError:
+        return False
+
+
+def _other_versions(names: list[str]) -> Callable[[], dict[str, str]]:
+    wanted = list(names)
+
+    def tell() -> dict[str, str]:
+        return dict.fromkeys(["Python", *wanted], "0.0.1")
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"pools": [{"name": "big", "device": "H100", "count": 1}]},
+            "pool 'big': no node of the cluster has GPU 1",
+        ),
+        (
+            {"pools": [{"name": "gen_node", "count": 5, "resources": {"gen_node": 1}}]},
+            "5 devices are asked for, and the cluster has 2",
+        ),
+        ({"num_engines": 3}, r"pool 'gen_node' has 2 device\(s\), and the run places 3 parts"),
+    ],
+)
+def test_what_the_cluster_has_not_is_said_before_anything_starts(
+    on_ray: dict[str, Any], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    on_ray["runtime"] |= changes
+    with pytest.raises(ConfigError, match=message):
+        launch(small_run(tmp_path, **on_ray))
+    assert _no_actor_is_left(os.environ[TOKEN])
+
+
+def test_what_a_node_lacks_is_said_with_its_name(
+    on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_checks.ray_nodes, "ask_versions", _other_versions)
+        patch.setattr(ray_nodes, "versions", lambda names: {"rollart": "0.1.0"})
+        with pytest.raises(ConfigError, match=r"node .* has rollart 0\.0\.1 \(here 0\.1\.0\)"):
+            launch(small_run(tmp_path, **on_ray))
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_nodes, "ask_whether_seen", lambda path, text: lambda: False)
+        with pytest.raises(ConfigError, match=r"node .* does not see .*: set runs_dir to"):
+            launch(small_run(tmp_path, **on_ray))
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_nodes, "ask_to_write", lambda path, text: lambda: "read only")
+        with pytest.raises(ConfigError, match=r"cannot write to /dev/shm.*: read only"):
+            launch(small_run(tmp_path, **on_ray))
+
+
+def test_no_cluster_there(tmp_path: Path) -> None:
+    runtime = {"kind": "ray", "address": "127.0.0.1:9"}
+    with pytest.raises(ConfigError, match=r"no Ray cluster to join at 127.0.0.1:9"):
+        launch(small_run(tmp_path, runtime=runtime))
+
+
+class _KillsANode:
+    """Watches a run, and kills a node in the midst of training."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self._kill: Callable[[], None] | None = kill
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Not of interest."""
+
+    def progress(self, fraction: float | None, line: Any) -> None:
+        if self._kill is not None and line.get("batch", 0) >= 2:
+            kill, self._kill = self._kill, None
+            kill()
+
+    def message(self, text: str) -> None:
+        """Not of interest."""
+
+
+def test_a_run_outlives_a_node_with_envs_and_an_engine(
+    nodes: SeveralNodes, on_ray: dict[str, Any], tmp_path: Path
+) -> None:
+    more = nodes.add({"gen_node": 1.0, "env_node": 1.0})
+    on_ray["runtime"] |= {"num_env_workers": 3, "num_engines": 3}
+    inline = launch(small_run(tmp_path / "inline"))
+    over = launch(
+        small_run(tmp_path / "ray", failures={"max_rate": 0.9, "max_restarts": 1}, **on_ray),
+        observer=_KillsANode(lambda: nodes.kill(more)),
+    )
+    assert (over.stop_reason, over.batches) == ("done", 5)
+    assert weights_of(over.run_dir) == weights_of(inline.run_dir)
+
+
+def test_a_cluster_that_goes_away_stops_the_run_with_a_reason(tmp_path: Path) -> None:
+    with several_nodes([{"train_node": 1.0, "gen_node": 1.0, "env_node": 1.0, "CPU": 3}]) as own:
+        token = os.environ[TOKEN]
+        runtime = {"kind": "ray", "address": own.address, "head_lost_s": 3}
+        run = small_run(tmp_path, runtime=runtime, mapper=POOLS, stop={"batches": 100_000})
+        with pytest.raises(RollartError, match=r"the head of the Ray cluster .* --resume") as e:
+            launch(run, observer=_KillsANode(own.kill_head))
+    assert not isinstance(e.value, ConfigError)
+    run_dir = next(tmp_path.iterdir())
+    assert (run_dir / "journal.db").exists()
+    assert _no_actor_is_left(token)
