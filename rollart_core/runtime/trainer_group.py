@@ -127,7 +127,8 @@ class TrainerGroup:
             What rank 0 answered.
 
         Raises:
-            TrainerLost: When a rank is gone, or raised what the others did not; the group is ended.
+            TrainerLost: When a rank is gone, raised what the others did not, or cannot reach the
+                others; the group is ended.
             Exception: What all ranks raised alike; the group is as it was.
         """
         async with self._turn:
@@ -175,7 +176,8 @@ class TrainerGroup:
                     self._lost = str(error)  # says more than hearing of the death did
         error = next(iter(errors.values()))
         if self._lost is None:
-            if len(errors) == len(parts) and len({repr(e) for e in errors.values()}) == 1:
+            alike = len(errors) == len(parts) and len({repr(e) for e in errors.values()}) == 1
+            if alike and not _is_of_the_link(error):
                 return error
             what = f"{type(error).__name__}: {first_line(str(error))}"
             dead = parts[next(iter(errors))]
@@ -196,3 +198,12 @@ class TrainerGroup:
             self._lost, self._dead = why, dead
             for part in self._parts:
                 part.kill()
+
+
+def _is_of_the_link(error: BaseException) -> bool:
+    """Say whether ranks could not reach each other: all may notice alike, and none can go on.
+
+    torch raises plain RuntimeErrors for it besides its own ``Dist...Error``.
+    """
+    said = str(error)
+    return type(error).__name__.startswith("Dist") or "gloo/" in said or "NCCL" in said

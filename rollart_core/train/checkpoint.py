@@ -15,7 +15,7 @@ import json
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,11 @@ def save(path: str, state: State) -> None:
             except CheckpointException as e:
                 # It is no Exception, and would pass all who keep things whole.
                 raise OSError(f"cannot write the checkpoint {path}: {_reason(e)}") from e
+        names = sorted(p.name for p in part.iterdir()) if part.is_dir() else []
+        if any(seen != names for seen in distributed.gather(names)):
+            raise OSError(f"trainer ranks do not all see {part}: put runs_dir on a shared disk")
         with distributed.together():
-            mine = _sums_of(part)
+            mine = _sums_of(part, names)
         sums = [row for rows in distributed.gather(mine) for row in rows]
         with distributed.together():
             if distributed.rank() == 0:
@@ -141,6 +144,7 @@ def _replace_folder(path: Path, write: Callable[[Path], None]) -> None:
         if first:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(part, ignore_errors=True)
+            _remove_halves(path.parent)
     write(part)
     with distributed.together():
         if first:
@@ -151,9 +155,16 @@ def _replace_folder(path: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _sums_of(folder: Path) -> list[tuple[str, list[int]]]:
-    """Return name, bytes and CRC-32 of this rank's share of the files; all ranks see all files."""
-    names = sorted(p.name for p in folder.iterdir() if p.name != CHECKSUMS)
+def _remove_halves(parent: Path) -> None:
+    """Remove checkpoints that ranks which were killed have left half written."""
+    for folder in parent.glob(".*.part"):
+        names = [p.name for p in folder.iterdir()]
+        if all(n.endswith((".distcp", ".tmp")) or n in {".metadata", CHECKSUMS} for n in names):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sums_of(folder: Path, names: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return name, bytes and CRC-32 of this rank's share of some files."""
     mine = names[distributed.rank() :: distributed.world_size()]
     return [(name, _sum_of(folder / name)) for name in mine]
 

@@ -7,8 +7,10 @@ ends a process.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +22,9 @@ from rollart_core.errors import ConfigError
 TIMEOUT_S = 600.0
 """Of calls among ranks, unless the config says otherwise, and of their meeting. Only a rank that
 hangs takes so long: one that dies is noticed at once."""
+
+_SIOCGIFADDR = 0x8915
+"""What Linux is asked for the address of an interface."""
 
 _stores: list[Any] = []
 """The store that this process serves to all ranks, from :func:`open_store` to :func:`join`."""
@@ -56,7 +61,8 @@ def join(
         ConfigError: When this machine alone has to give every rank a CUDA device, and cannot.
     """
     host, _, port = store.rpartition(":")
-    is_here = _stay_on_this_machine(host)
+    is_here = host.startswith("127.")
+    _talk_over(host if is_here else own_address())
     meeting = _stores[0] if rank == 0 else _store(host, int(port))
     # Some come late: each imports torch at its own pace. Later calls have a limit of their own.
     meeting.set(f"here/{rank}", "")
@@ -108,12 +114,15 @@ def _store(host: str, port: int, *, is_master: bool = False) -> Any:
     )
 
 
-def _stay_on_this_machine(host: str) -> bool:
-    """Let ranks that meet on loopback talk over loopback, whatever this machine's name means."""
-    if not host.startswith("127."):
-        return False
+def _talk_over(address: str) -> None:
+    """Let gloo take the interface of this address: it would take what this machine's name means."""
     for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has none; or not on Linux
+                continue
+        if socket.inet_ntoa(answer[20:24]) == address:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-    return True
+            return

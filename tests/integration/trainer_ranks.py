@@ -31,6 +31,7 @@ async def trainer_ranks(
     *,
     dtype: str = "float32",
     algorithm: Mapping[str, object] | None = None,
+    host: str | None = "127.0.0.1",
     **changes: object,
 ):
     """Start a group on ``model``, and end it."""
@@ -48,7 +49,7 @@ async def trainer_ranks(
             "channel": channel,
             "settings": SETTINGS,
         },
-        host="127.0.0.1",
+        host=host,
     )
     try:
         await group.start()
