@@ -124,6 +124,7 @@ def test_an_engine_that_dies_or_hangs_in_a_broadcast_costs_the_others_nothing(
 def test_a_reader_that_stops_reading_leaves_the_others_alone(ends):
     writer, reader, fickle = ends(), ends(), ends()
     writer.publish(1, big().items())
+    assert (reader.newest(), fickle.newest()) == (1, 1)  # both are there: they share a group
     got = []
     thread = threading.Thread(target=lambda: got.extend(reader.fetch(1)))
     thread.start()
