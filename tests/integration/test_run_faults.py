@@ -72,6 +72,7 @@ def killed_trainer(folder: Path, at: set[int], **changes: object) -> tuple[RunRe
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # two runs, and processes that start again
 def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
     # Before training, before the first checkpoint but that of version 0, right before one is taken.
     report, told = killed_trainer(tmp_path / "killed", {0, 1, 4})
@@ -88,6 +89,7 @@ def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # two runs, and processes that start again
 def test_a_controller_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     process = start(write(tmp_path / "killed", {**SAME, "reward": None, "env": {"delay_s": 0.02}}))
