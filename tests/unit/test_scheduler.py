@@ -264,6 +264,23 @@ def test_too_many_failures_stop_the_run_with_the_reason() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_every_kind_of_failure_counts_but_what_was_cancelled(kind: FailureKind) -> None:
+    s = scheduler(failure_window=3, max_failure_rate=0.9, max_retries=0, max_staleness=9)
+    s.handle(RunStarted())
+    failure = Failure(kind, "there", "gone", retryable=False)
+    ends = [s.handle(EpisodeFailed(f"g000000{i}.0", 0, failure)) for i in range(3)]
+    assert bool(of(StopRun, ends[-1])) == (kind is not FailureKind.CANCELLED)
+
+
+def test_a_ticket_whose_deadline_passes_counts_as_a_failure() -> None:
+    s = scheduler(failure_window=2, max_failure_rate=0.9, max_staleness=9)
+    s.handle(RunStarted())
+    s.handle(TicketExpired("g0000000.0"))
+    (stop,) = of(StopRun, s.handle(TicketExpired("g0000001.0")))
+    assert "timeout: the deadline over all attempts passed" in stop.reason
+
+
 def test_no_more_is_admitted_than_the_last_batches_need_and_then_it_is_done() -> None:
     s = scheduler(max_staleness=5, num_batches=2)
     assert len(started(s.handle(RunStarted()))) == 2
