@@ -214,15 +214,16 @@ class _KillsANode:
     """Watches a run, and kills a node in the midst of training."""
 
     def __init__(self, kill: Callable[[], None]) -> None:
-        self._kill: Callable[[], None] | None = kill
+        self._kill = kill
+        self.has_killed = False
 
     def phase(self, name: str, detail: str = "") -> None:
         """Not of interest."""
 
     def progress(self, fraction: float | None, line: Any) -> None:
-        if self._kill is not None and line.get("batch", 0) >= 2:
-            kill, self._kill = self._kill, None
-            kill()
+        if not self.has_killed and line.get("batch", 0) >= 2:
+            self.has_killed = True
+            self._kill()
 
     def message(self, text: str) -> None:
         """Not of interest."""
@@ -234,10 +235,10 @@ def test_a_run_outlives_a_node_with_envs_and_an_engine(
     more = nodes.add({"gen_node": 1.0, "env_node": 1.0})
     on_ray["runtime"] |= {"num_env_workers": 3, "num_engines": 3}
     inline = launch(small_run(tmp_path / "inline"))
-    over = launch(
-        small_run(tmp_path / "ray", failures={"max_rate": 0.9, "max_restarts": 1}, **on_ray),
-        observer=_KillsANode(lambda: nodes.kill(more)),
-    )
+    watcher = _KillsANode(lambda: nodes.kill(more))
+    failures = {"max_rate": 0.9, "max_restarts": 1}
+    over = launch(small_run(tmp_path / "ray", failures=failures, **on_ray), observer=watcher)
+    assert watcher.has_killed
     assert (over.stop_reason, over.batches) == ("done", 5)
     assert weights_of(over.run_dir) == weights_of(inline.run_dir)
 
