@@ -257,7 +257,12 @@ def _config(model_path: str, steps: int) -> dict[str, object]:
             "max_new_tokens": 4,
             "max_context_tokens": 160,
         },
-        "failures": {"max_retries": 10, "max_rate": 1.0, "max_restarts": 100},
+        "failures": {
+            "max_retries": 10,
+            "max_rate": 1.0,
+            "max_restarts": 100,
+            "hang_s": 240.0,  # a busy machine is no hang
+        },
         "evaluation": {"tasks": 2, "greedy": False},
         "checkpoint": {"every_batches": 5, "keep": 2},
         "stop": {"batches": steps},
