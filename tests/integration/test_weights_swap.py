@@ -50,8 +50,10 @@ async def until(made, num_tokens: int) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", CHANNELS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, "bfloat16") for kind in CHANNELS), ("disk", "float32"), ("delta", "float32")],
+)
 def test_after_a_swap_it_is_an_engine_of_those_weights(folders, tmp_path, kind, dtype):
     """Bit for bit, over every channel, with a request under way meanwhile."""
     (_, folder), (new, new_folder) = folders["qwen3"]
