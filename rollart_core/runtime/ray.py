@@ -53,8 +53,6 @@ class RayRuntime(PartsRuntime):
         self._location: str | None = None
         self._checks: NodeChecks | None = None
         self._watching: asyncio.Task[None] | None = None
-        if self._cluster.is_own:
-            self.trainer_host = "127.0.0.1"
 
     @property
     def num_env_workers(self) -> int:
@@ -75,6 +73,8 @@ class RayRuntime(PartsRuntime):
         nodes = self._cluster.nodes()
         declared = self._ray.pools
         self._pools = ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+        if self._cluster.is_own and all(pool.device == "cpu" for pool in self._pools):
+            self.trainer_host = "127.0.0.1"  # on CUDA ranks would count the machine's devices there
         self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
         await self._checks.versions(nodes)
         return [ray_pools.contract(pool) for pool in self._pools]
