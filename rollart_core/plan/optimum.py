@@ -253,10 +253,22 @@ class Optimum:
             },
             trainer=max(fit.trainer_pools, key=lambda pool: found[trainer_key(pool)]),
             devices={pool: int(np.ceil(n - 1e-6)) for pool, n in rented.items()},
-            engines={pool: n for pool in fit.pools if (n := int(found[engines_key(pool)] + 1e-6))},
+            engines=self._engines(found, terms),
             used=used,
             gains=gains,
         )
+
+    def _engines(
+        self, found: Mapping[Key, float], terms: Mapping[str, Mapping[Key, float]]
+    ) -> dict[str, int]:
+        """Return pool -> engines: as many as were asked for, or one on each device that is left."""
+        limited = self._fit.demand.num_engines is not None
+        engines = {}
+        for name, pool in self._fit.pools.items():
+            others = {k: v for k, v in terms[name].items() if k[0] in "zt"}
+            left = pool.count - (0.0 if self._program.crowded else _total(others, found))
+            engines[name] = int((found[engines_key(name)] if limited else left) + 1e-6)
+        return {name: n for name, n in engines.items() if n}
 
 
 def _total(coefficients: Mapping[Key, float], at: Mapping[Key, float]) -> float:

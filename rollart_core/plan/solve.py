@@ -15,6 +15,7 @@ from rollart_core.plan.explain import bottleneck, reasons
 from rollart_core.plan.fit import Fit, everywhere, fit
 from rollart_core.plan.optimum import Optimum, Solution
 from rollart_core.plan.program import Program
+from rollart_core.plan.steady import steady_rate
 
 LEAST_SHARE = 1e-4
 """Smaller shares of an env's trajectories are rounding, and left out."""
@@ -65,7 +66,7 @@ def expect(
     found = everywhere(workloads, pools, demand)
     _check_names(placement, found)
     solution = Optimum(Program(found, fixed=placement, crowded=True)).solve()
-    return _expectation(found, solution)
+    return _expectation(found, solution, placement.engines)
 
 
 def _placement(found: Fit, solution: Solution) -> Placement:
@@ -76,7 +77,7 @@ def _placement(found: Fit, solution: Solution) -> Placement:
         trainer=solution.trainer,
         rewards=found.reward_pool or "inline",
         num_engines=_engines(found, solution, engines),
-        expected=_expectation(found, solution),
+        expected=_expectation(found, solution, engines),
     )
     return replace(placement, reasons=reasons(found, solution, placement))
 
@@ -111,7 +112,9 @@ def _shares(solution: Solution, env_id: str) -> dict[str, float]:
     return {pool: rate / sum(kept.values()) for pool, rate in kept.items()}
 
 
-def _expectation(found: Fit, solution: Solution) -> Expectation:
+def _expectation(
+    found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]]
+) -> Expectation:
     turns: dict[str, dict[str, tuple[float, float]]] = {}
     busiest: dict[tuple[str, str], float] = {}
     for way, rate in solution.ways.items():
@@ -119,10 +122,12 @@ def _expectation(found: Fit, solution: Solution) -> Expectation:
             busiest[way.env_id, way.pool] = rate
             turn = (way.turn.prefill_s, way.turn.decode_s)
             turns.setdefault(way.env_id, {})[way.pool] = turn
+    engines = {pool: max(1, n) for pool, n in solution.engines.items()}
+    rate = steady_rate(found, shares, engines, solution.rate)
     counts = {name: pool.count for name, pool in found.pools.items()}
     return Expectation(
-        trajectories_per_s=solution.rate,
-        envs={e: share * solution.rate for e, share in found.weights.items()},
+        trajectories_per_s=rate,
+        envs={e: share * rate for e, share in found.weights.items()},
         pools={name: solution.used.get(name, 0.0) / count for name, count in counts.items()},
         turn_s=turns,
         bottleneck=bottleneck(solution),
