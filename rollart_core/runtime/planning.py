@@ -108,7 +108,8 @@ class RunPlan:
     async def _again(self, departure: Departure, router: PlacedRouter) -> None:
         """Plan with what was measured, for the engines there are; on failure all stays."""
         assert self.placement is not None
-        pools = as_built(self._pools, self.placement, Counter(s.pool for s in router.seats))
+        seats = Counter(seat.pool for seat in router.seats)
+        pools = as_built(self._pools, self.placement, seats, self._demand.num_trainer_ranks)
         demand = replace(self._demand, num_engines=None)
         try:
             placement = await asyncio.to_thread(
@@ -132,7 +133,10 @@ class RunPlan:
 
 
 def as_built(
-    pools: Sequence[Pool], placement: Placement, num_engines: Mapping[str, int]
+    pools: Sequence[Pool],
+    placement: Placement,
+    num_engines: Mapping[str, int],
+    num_trainer_ranks: int,
 ) -> list[Pool]:
     """Return the pools as a running run has them: each for what is on it, and nothing else.
 
@@ -140,6 +144,7 @@ def as_built(
         pools: What there was to begin with.
         placement: Where things are.
         num_engines: Pool -> engines there now.
+        num_trainer_ranks: How many the trainer has.
     """
     built = []
     for pool in pools:
@@ -148,6 +153,10 @@ def as_built(
         roles += ["engines"] if num_engines.get(pool.name) else []
         roles += ["trainer"] if pool.name == placement.trainer else []
         roles += ["rewards"] if pool.name == placement.rewards else []
+        count = num_engines.get(pool.name, 0)
+        count += num_trainer_ranks if "trainer" in roles else 0
+        if "envs" in roles or "rewards" in roles:
+            count = max(count, pool.count)
         if roles:
-            built.append(replace(pool, roles=tuple(roles)))
+            built.append(replace(pool, count=count, roles=tuple(roles)))
     return built

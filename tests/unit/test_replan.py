@@ -69,9 +69,9 @@ def test_a_factor_of_one_is_refused():
 def test_a_running_run_has_its_pools_for_what_is_on_them():
     pools = [Pool("a", "H100", 8), Pool("b", "H20", 8), Pool("c", "cpu", 64), Pool("d", "L4", 8)]
     placement = Placement({"x": "c"}, {"x": {"a": 0.5, "b": 0.5}}, trainer="a")
-    built = as_built(pools, placement, {"a": 4, "b": 2})
-    assert {p.name: p.roles for p in built} == {
-        "a": ("engines", "trainer"),
-        "b": ("engines",),
-        "c": ("envs",),
+    built = as_built(pools, placement, {"a": 4, "b": 2}, 1)
+    assert {p.name: (p.count, p.roles) for p in built} == {
+        "a": (5, ("engines", "trainer")),
+        "b": (2, ("engines",)),
+        "c": (64, ("envs",)),
     }
