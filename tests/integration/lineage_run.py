@@ -241,7 +241,9 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     kills += [0.02 + rng.random() * options["longest_s"] for _ in range(options.get("kills", 0))]
     codes = [one_life(endless, folder, rng.randrange(2**31), rates, kill) for kill in kills]
     saved = max((int(p.name[1:]) for p in folder.glob("checkpoints/v*")), default=0)
-    last = resolve_run(load_config(config, [f"stop.batches={max(12, saved + 4)}"]))
+    last = resolve_run(
+        load_config(config, [f"stop.batches={max(options.get('batches', 12), saved + 4)}"])
+    )
     codes.append(one_life(last, folder, rng.randrange(2**31), rates, None))
     print(json.dumps({"codes": codes}))
 

@@ -73,7 +73,7 @@ def test_killed_before_and_after_everything_that_writes(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_dies_comes_back_in_the_same_run(tmp_path: Path) -> None:
-    codes, report = run(tmp_path, rates={"trainer": 0.06})
+    codes, report = run(tmp_path, rates={"trainer": 0.06}, batches=60)
     assert codes == [0]
     check_lineage(tmp_path, report)
     assert report.batches_rolled_back > 0
@@ -115,7 +115,7 @@ def test_a_run_that_has_ended_may_be_resumed_as_it_is_and_further(tmp_path: Path
 
 
 def test_dropping_what_is_stale_loses_no_task(tmp_path: Path) -> None:
-    _, report = run(tmp_path, kills=12, longest_s=0.3, config={"on_stale": "drop"})
+    _, report = run(tmp_path, kills=12, longest_s=0.3, batches=60, config={"on_stale": "drop"})
     assert report.ok, report.violations
     with JournalReader(tmp_path) as journal:
         history = list(journal.source_history())
