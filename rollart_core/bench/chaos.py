@@ -44,7 +44,7 @@ from rollart_core.testing import FakeEnv
 
 MODEL = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
 NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 20.0
 KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
 """Runtime -> what there is to kill."""
 SLOT = "slot"
@@ -137,13 +137,26 @@ def _executed(
         rng = random.Random(seed)
         attacked = AttackedRun(path, runs_dir, temp_dir, watched, rng, cluster)
         wall_s = attacked.execute(plan)
+        parts = _parts_left(attacked)  # before a cluster's end ends them too
     finally:
         if cluster is not None:
             cluster.close()
     if attacked.run_dir is None:
         raise RollartError("the run made no run directory")
     audited, recoveries = audit(attacked.run_dir), tuple(attacked.recoveries)
-    return Outcome(wall_s, recoveries, audited, _left(watched, temp_dir))
+    left = _left(watched, temp_dir)
+    left["processes"] = [*parts, *left["processes"]]
+    return Outcome(wall_s, recoveries, audited, left)
+
+
+def _parts_left(attacked: AttackedRun) -> list[str]:
+    """Return the parts of a run that outlive it."""
+    if attacked.run_dir is None:
+        return []
+    until = time.monotonic() + GONE_WITHIN_S
+    while (found := attacked.watched.parts(attacked.run_dir)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return sorted(found)
 
 
 def _left(watched: Watched, temp_dir: Path) -> dict[str, Sequence[str]]:

@@ -117,9 +117,11 @@ class LocalCluster:
         return with_variable(NODE_VARIABLE, f"{self.mark}-{name}")
 
     def close(self) -> None:
-        """End all nodes."""
-        for name in [*self.nodes, "head"]:
-            self._end(name)
+        """End all nodes, and what those that were killed had just started."""
+        while any(self.pids(name) for name in self.processes):
+            for name in self.processes:
+                self._end(name)
+            time.sleep(0.1)
         for process in self.processes.values():
             process.wait()
 
