@@ -65,12 +65,12 @@ class Recovery:
 def planned(kinds: Sequence[str], num_each: int, num_steps: int, seed: int) -> list[Kill]:
     """Return ``num_each`` kills of each kind at random moments of a run, in the order of time.
 
-    In its first four fifths: what is killed has to show that the run goes on.
+    In its first three fifths: what is killed has to show that the run goes on.
     """
     rng = random.Random(seed)
     kinds = [kind for kind in kinds for _ in range(num_each)]
     rng.shuffle(kinds)
-    steps = sorted(rng.uniform(1, 0.8 * num_steps) for _ in kinds)
+    steps = sorted(rng.uniform(1, 0.6 * num_steps) for _ in kinds)
     return [
         Kill(kind, int(step), rng.uniform(0.0, MOST_DELAY_S))
         for kind, step in zip(kinds, steps, strict=True)

@@ -22,7 +22,7 @@ def test_kills_are_planned_by_the_seed_within_the_run():
     assert plan != planned(["env worker", "engine"], 3, 200, seed=5)
     assert Counter(kill.kind for kill in plan) == {"env worker": 3, "engine": 3}
     assert sorted(kill.train_step for kill in plan) == [kill.train_step for kill in plan]
-    assert all(1 <= kill.train_step < 160 for kill in plan)
+    assert all(1 <= kill.train_step < 120 for kill in plan)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
