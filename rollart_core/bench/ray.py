@@ -25,6 +25,7 @@ NODES = ({"train_node": 1, "CPU": 2}, {"gen_node": 1, "CPU": 2}, {"env_node": 1,
 DETERMINISTIC = {
     **SHORT,
     "deterministic": True,
+    "max_staleness": 0,
     "stop.wall_s": None,
     "stop.batches": 4,
     "evaluation.tasks": 16,
@@ -49,6 +50,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     given = [f"{k}={json.dumps(v)}" for k, v in options.items() if k not in OWN]
     learning = [*([_set(k, v) for k, v in SHORT.items()] if short else []), *given]
     same = [_set(k, v) for k, v in DETERMINISTIC.items()]
+    same += [_set(k, v) for k, v in options.items() if k == "runs_dir"]
     hello = EXAMPLES / "hello.yaml"
     inline = _run("inline", path, learning)
     inline_same = _run("inline, deterministic", hello, same)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import POOLS, small_run, weights_of
+from ray_runs import POOLS, gradients_of, small_run, weights_of
 
 from rollart_core.config import RayRuntime
 from rollart_core.errors import ConfigError, PartDied, RollartError
@@ -128,6 +128,8 @@ def test_a_deterministic_run_ends_with_the_same_weights_as_inline(
     assert capfd.readouterr().out == ""  # stdout is for --json alone
     inline = launch(small_run(tmp_path / "inline"))
     assert (over.stop_reason, over.batches) == (inline.stop_reason, inline.batches) == ("done", 5)
+    assert gradients_of(over.run_dir) == gradients_of(inline.run_dir)
+    assert any(gradients_of(over.run_dir))  # or there was nothing to learn
     assert weights_of(over.run_dir) == weights_of(inline.run_dir)
     assert over.placement["trainer"] == "train_node"
     logs = {path.name for path in (Path(over.run_dir) / "logs").iterdir()}
@@ -240,6 +242,8 @@ def test_a_run_outlives_a_node_with_envs_and_an_engine(
     over = launch(small_run(tmp_path / "ray", failures=failures, **on_ray), observer=watcher)
     assert watcher.has_killed
     assert (over.stop_reason, over.batches) == ("done", 5)
+    assert gradients_of(over.run_dir) == gradients_of(inline.run_dir)
+    assert any(gradients_of(over.run_dir))  # or there was nothing to learn
     assert weights_of(over.run_dir) == weights_of(inline.run_dir)
 
 
