@@ -14,9 +14,12 @@ from rollart_core.contracts.hardware import Demand, Expectation, Placement, Pool
 from rollart_core.plan.explain import bottleneck, reasons
 from rollart_core.plan.fit import Fit, everywhere, fit
 from rollart_core.plan.optimum import Optimum, Solution
-from rollart_core.plan.program import Program
+from rollart_core.plan.program import EPISODES, Program
 from rollart_core.plan.steady import steady_rate
 
+EPISODE_FACTORS = (0.5, 0.75, 1.5, 1000.0)
+"""Where few episodes at once hold the rate down, the program is too hopeful of their batches (see
+:mod:`rollart_core.plan.steady`): shares for fewer or more of them may come to more."""
 LEAST_SHARE = 1e-4
 """Smaller shares of an env's trajectories are rounding, and left out."""
 
@@ -29,11 +32,28 @@ def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: De
         UserError: When scipy is not installed.
     """
     found = fit(workloads, pools, demand)
+    solution = _solved(found)
+    best = _placement(found, solution)
+    if EPISODES not in solution.gains:
+        return best
+    for factor in EPISODE_FACTORS:
+        num = max(1, int(demand.max_concurrent * factor))
+        other = replace(found, demand=replace(demand, max_concurrent=num))
+        placement = _placement(other, _solved(other))
+        placement = replace(placement, expected=expect(placement, workloads, pools, demand))
+        best = max(best, placement, key=_rate)
+    return best
+
+
+def _solved(found: Fit) -> Solution:
     try:
-        solution = Optimum(Program(found)).solve()
+        return Optimum(Program(found)).solve()
     except ValueError:
-        solution = Optimum(Program(found, crowded=True)).solve()
-    return _placement(found, solution)
+        return Optimum(Program(found, crowded=True)).solve()
+
+
+def _rate(placement: Placement) -> float:
+    return placement.expected.trajectories_per_s if placement.expected else 0.0
 
 
 def best_value(

@@ -159,7 +159,7 @@ demands = st.builds(
 )
 NEARLY = 0.99
 """Shares are the program's, rates are reckoned after it: no proof, but never seen below 0.9999."""
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=10, deadline=None)
 
 
 @few
