@@ -117,10 +117,14 @@ class LocalCluster:
         return with_variable(NODE_VARIABLE, f"{self.mark}-{name}")
 
     def close(self) -> None:
-        """End all nodes, and what those that were killed had just started."""
-        while any(self.pids(name) for name in self.processes):
-            for name in self.processes:
-                self._end(name)
+        """End all nodes, and whatever else has the mark: no run is on them any more.
+
+        Ray's agents write their titles over their environments, so not all are known by node.
+        """
+        while left := with_variable(MARK_VARIABLE, self.mark):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
         for process in self.processes.values():
             process.wait()
