@@ -119,15 +119,19 @@ class LocalCluster:
     def close(self) -> None:
         """End all nodes, and whatever else has the mark: no run is on them any more.
 
-        Ray's agents write their titles over their environments, so not all are known by node.
+        Ray's agents write their titles over their environments, so some have lost a variable.
         """
-        while left := with_variable(MARK_VARIABLE, self.mark):
+        while left := self._all_pids():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
         for process in self.processes.values():
             process.wait()
+
+    def _all_pids(self) -> set[int]:
+        marked = with_variable(MARK_VARIABLE, self.mark)
+        return {*marked, *(pid for name in self.processes for pid in self.pids(name))}
 
     def environment(self) -> dict[str, str]:
         """Return the variables that Ray's processes and the driver need."""
