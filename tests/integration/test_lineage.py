@@ -65,6 +65,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert report.unrecorded > 0
 
 
+@pytest.mark.slow
 def test_killed_before_and_after_everything_that_writes(tmp_path: Path) -> None:
     cuts = [(name, n, before) for name in CUTS for n in (1, 2) for before in (True, False)]
     codes, report = run(tmp_path, cuts=cuts, seed=3)

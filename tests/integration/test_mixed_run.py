@@ -67,6 +67,7 @@ def trained(run_dir: Path) -> Counter[str]:
         return Counter(env_of[t] for batch in journal.batches() for t in batch.ticket_ids)
 
 
+@pytest.mark.slow
 def test_both_are_trained_in_proportion_and_told_of_apart(tmp_path):
     report = run(tmp_path)
     run_dir = Path(report.run_dir)

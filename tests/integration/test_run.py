@@ -136,8 +136,8 @@ def test_deterministic_runs_repeat_under_random_delays_and_failures(tmp_path):
     ("trouble", "kind"),
     [
         ({"trouble": "raise", "at": 1}, "environment"),
-        ({"trouble": "nan", "at": 1}, "environment"),
-        ({"trouble": "raise", "at": "reset"}, "environment"),
+        pytest.param({"trouble": "nan", "at": 1}, "environment", marks=pytest.mark.slow),
+        pytest.param({"trouble": "raise", "at": "reset"}, "environment", marks=pytest.mark.slow),
         ({"trouble": "hang", "at": 1}, "timeout"),
     ],
 )
