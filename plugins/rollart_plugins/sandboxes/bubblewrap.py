@@ -53,6 +53,11 @@ class BubblewrapSandbox(AgentSandbox):
         self._info: int | None = None
 
     @classmethod
+    async def sweep(cls) -> list[str]:
+        """Kill boxes whose monitor was killed before they began."""
+        return await bubblewrap_host.sweep()
+
+    @classmethod
     async def examine(cls) -> list[Finding]:
         """Say what bubblewrap, the kernel and the cgroups of this machine allow."""
         return await bubblewrap_host.examine()

@@ -7,9 +7,11 @@ whether it may, and removes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -107,3 +109,41 @@ def _limit(controller: str, option: str, is_held: bool) -> Finding:
     instead = {"memory": "a limit of each process", "pids": "a limit of the user"}.get(controller)
     says = f"no cgroup; {instead} holds {option}" if instead else f"nothing holds {option}"
     return Finding(controller, "warn", says, mend)
+
+
+async def sweep() -> list[str]:
+    """Kill what bubblewrap left when it was killed between cloning a box and letting it begin.
+
+    Such a child waits for ever for its monitor, which is gone: it is still bubblewrap, in a
+    process-id namespace below ours, and no child of a bubblewrap.
+    """
+    left = [pid for pid in _pids() if _is_orphan(pid)]
+    for pid in left:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for _ in range(100):
+        if not any(_is_orphan(pid) for pid in left):
+            break
+        await asyncio.sleep(0.01)
+    return [f"process {pid}, a box that never began" for pid in left]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _is_orphan(pid: int) -> bool:
+    try:
+        status = _status(pid)
+        if status["Name"] != "bwrap" or status["State"][0] in "ZX":
+            return False
+        below_ours = len(status["NSpid"].split()) > len(_status(os.getpid())["NSpid"].split())
+        ours = b"--hostname\0box\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return below_ours and ours and _status(int(status["PPid"]))["Name"] != "bwrap"
+    except (OSError, KeyError):
+        return False  # gone meanwhile
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
