@@ -22,11 +22,11 @@ from statistics import mean, median
 from typing import Any
 
 from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.scale import NoTrainer
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, HardwareMapper, ModelShape, Placement, Pool
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
 from rollart_core.contracts.reward import RewardRequest, RewardResult
-from rollart_core.contracts.weights import Publication
 from rollart_core.engine.buffer import Buffer
 from rollart_core.engine.controller import BatchRecord, Controller, ControllerParts
 from rollart_core.engine.events import (
@@ -224,16 +224,6 @@ class _Count:
         """Nothing to keep."""
 
 
-class _Trainer:
-    """Takes no time."""
-
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[Any]:
-        return []
-
-    async def publish(self, policy_version: int) -> Publication:
-        return Publication(policy_version, 0, 0.0)
-
-
 class TokensEnv:
     """Shows as many tokens as its workload says, for as many turns."""
 
@@ -356,7 +346,7 @@ def _controller(router: Router, workers: EnvPool, count: _Count, seconds: float)
             scheduler=Scheduler(policy, TaskMix(sources, 0)),
             buffer=Buffer(GROUP_SIZE, 1_000_000),
             run_episode=episode,
-            trainer=_Trainer(),
+            trainer=NoTrainer(),
             engines=router,
             keep_group=lambda group: True,
             recorder=count,

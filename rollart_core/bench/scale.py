@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config import NewModel
@@ -104,13 +105,15 @@ def measure(num_live: int) -> dict[str, float]:
         return asyncio.run(_measure(num_live, tokenizer))
 
 
-class _NoTrainer:
+class NoTrainer:
     """Publishes at once."""
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[object]:
+    async def train_batch(self, groups: list[Group], policy_version: int) -> list[Any]:
+        """Learn nothing."""
         return []
 
     async def publish(self, policy_version: int) -> Publication:
+        """Say that it is there."""
         return Publication(policy_version, 0, 0.0)
 
 
@@ -161,7 +164,7 @@ async def _measure(num_live: int, tokenizer: ChatTokenizer) -> dict[str, float]:
             scheduler=Scheduler(policy, TaskSource(ENV, "train", 64, 0)),
             buffer=Buffer(GROUP_SIZE, 18 * groups_per_batch * GROUP_SIZE),
             run_episode=lambda ticket, version: run_episode(ticket, version, parts),
-            trainer=_NoTrainer(),  # type: ignore[arg-type]
+            trainer=NoTrainer(),
             engines=Router([engine]),
             keep_group=lambda group: True,
             recorder=counts,

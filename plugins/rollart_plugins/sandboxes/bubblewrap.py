@@ -54,8 +54,8 @@ class BubblewrapSandbox(AgentSandbox):
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Kill boxes whose monitor was killed before they began."""
-        return await bubblewrap_host.sweep()
+        """Remove what dead processes left: their snapshots, and boxes that never began."""
+        return [*await super().sweep(), *await bubblewrap_host.sweep()]
 
     @classmethod
     async def examine(cls) -> list[Finding]:

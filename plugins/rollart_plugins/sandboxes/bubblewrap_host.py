@@ -122,7 +122,7 @@ async def sweep() -> list[str]:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     for _ in range(100):
-        if not any(_is_orphan(pid) for pid in left):
+        if not any(_runs(pid) for pid in left):
             break
         await asyncio.sleep(0.01)
     return [f"process {pid}, a box that never began" for pid in left]
@@ -130,6 +130,13 @@ async def sweep() -> list[str]:
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return _status(pid)["State"][0] not in "ZX"
+    except (OSError, KeyError):
+        return False
 
 
 def _is_orphan(pid: int) -> bool:

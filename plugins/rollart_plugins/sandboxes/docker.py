@@ -192,8 +192,8 @@ class DockerSandbox(AgentSandbox):
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Remove containers whose label names an owner that is gone, or a time that is over."""
-        return await docker_host.sweep(Engine())
+        """Remove what dead processes left: their snapshots and containers, and overdue ones."""
+        return [*await super().sweep(), *await docker_host.sweep(Engine())]
 
     @classmethod
     async def examine(cls) -> list[Finding]:
