@@ -15,6 +15,7 @@ new one begins with the whole conversation rendered afresh.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,18 @@ class _Sampled:
     result: GenerateResult
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a conversation had come right after a turn; see :meth:`Conversation.upto`."""
+
+    row: int
+    """Which of its rows it was at, from 0."""
+    num_tokens: int
+    num_messages: int
+    num_sampled: int
+    num_prompt_chars: int
+
+
 class Conversation:
     """Build the token rows of one episode.
 
@@ -47,6 +60,8 @@ class Conversation:
         "_action_index",
         "_max_context_tokens",
         "_messages",
+        "_num_foreign",
+        "_num_rows",
         "_prompt",
         "_row",
         "_sampled",
@@ -63,7 +78,9 @@ class Conversation:
         self._action_index: int | None = None
         self._row: list[int] = []
         self._sampled: list[_Sampled] = []
+        self._num_foreign = 0
         self._samples: list[Sample] = []
+        self._num_rows = 0
         self._turn = 0
 
     @property
@@ -101,8 +118,12 @@ class Conversation:
                 message = f"the chat template refuses the messages: {first_line(str(e))}"
                 raise EnvironmentFailure(message, boundary="observation") from e
 
-    def record(self, result: GenerateResult) -> str:
+    def record(self, result: GenerateResult, *, turn: int | None = None) -> str:
         """Take what the policy sampled in this turn.
+
+        Args:
+            result: What it sampled.
+            turn: Its number, where several conversations make up one episode.
 
         Returns:
             The action: the text without the stop token and other special tokens.
@@ -111,6 +132,7 @@ class Conversation:
             InferenceFailure: When logprobs or spans do not cover the tokens.
         """
         _check(result)
+        self._turn = self._turn if turn is None else turn
         self._sampled.append(_Sampled(len(self._row), self._turn, result))
         self._row.extend(result.token_ids)
         self._turn += 1
@@ -127,6 +149,45 @@ class Conversation:
         """Return one sample per row that holds sampled tokens, each cut after the last of them."""
         last = self._sample()
         return tuple(self._samples) if last is None else (*self._samples, last)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has begun."""
+        return self._num_rows
+
+    def copy(self) -> Conversation:
+        """Return one that goes its own way from here; the samples are in both."""
+        other = copy(self)
+        other._messages, other._row = list(self._messages), list(self._row)
+        other._sampled, other._samples = list(self._sampled), list(self._samples)
+        return other
+
+    def mark(self) -> Mark:
+        """Return where it stands, right after :meth:`record`."""
+        return Mark(
+            self._num_rows - 1,
+            len(self._row),
+            len(self._messages),
+            len(self._sampled),
+            len(self._prompt),
+        )
+
+    def upto(self, mark: Mark) -> Conversation:
+        """Return a branch that begins with the tokens up to ``mark``, of the present row.
+
+        What was sampled before is its prompt, token for token, and is in no sample of the branch
+        as sampled.
+        """
+        assert mark.row == self._num_rows - 1, "the row has been begun anew since"
+        other = copy(self)
+        other._messages, other._row = (
+            self._messages[: mark.num_messages],
+            self._row[: mark.num_tokens],
+        )
+        other._sampled, other._num_foreign = self._sampled[: mark.num_sampled], mark.num_sampled
+        other._samples, other._prompt = [], self._prompt[: mark.num_prompt_chars]
+        other._action_index = mark.num_messages - 1
+        return other
 
     def _folded(self, observation: list[Message]) -> list[Message]:
         """Return the conversation with the new messages folded; what was accepted stays."""
@@ -159,11 +220,13 @@ class Conversation:
             self._samples.append(finished)
         self._prompt = "" if self._tokenizer.template.is_plain else prompt
         self._row = self._tokenizer.encode(prompt)
-        self._sampled = []
+        self._sampled, self._num_foreign = [], 0
+        self._num_rows += 1
 
     def _sample(self) -> Sample | None:
         """Return the present row as a sample; None when nothing in it was sampled."""
-        ends = [s.start + len(s.result.token_ids) for s in self._sampled if s.result.token_ids]
+        own = self._sampled[self._num_foreign :]
+        ends = [s.start + len(s.result.token_ids) for s in own if s.result.token_ids]
         if not ends:
             return None
         num_tokens = ends[-1]
@@ -174,7 +237,7 @@ class Conversation:
             policy_versions=np.full(num_tokens, -1, dtype=np.int32),
             turn_ids=np.full(num_tokens, -1, dtype=np.int32),
         )
-        for sampled in self._sampled:
+        for sampled in own:
             _mark(sample, sampled)
         return sample
 
