@@ -10,10 +10,12 @@
     │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
     │   ├── SandboxFailure        the box around an environment failed
     │   ├── InferenceFailure      the engine could not answer
-    │   │   └── EngineDied        its process is gone; nothing of the answer came back
+    │   │   ├── EngineDied        its process is gone; nothing of the answer came back
+    │   │   └── ContextOverflow   the conversation has outgrown the model: the episode is truncated
     │   ├── RewardFailure         the reward could not be computed
     │   ├── DeadlineFailure       a deadline passed
     │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
+    ├── EndpointError             an OpenAI-compatible server refused, or could not be asked
     ├── TooManyFailures           the run stopped itself; says at what rate and of which kind
     ├── TrainingDiverged          loss or gradient were not finite several updates in a row
     ├── EnginesLost               no inference engine is left, and none comes back
@@ -30,7 +32,7 @@ from __future__ import annotations
 import traceback
 from difflib import get_close_matches
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rollart_core.types import Failure, FailureKind
 
@@ -100,6 +102,12 @@ class EngineDied(InferenceFailure):
     """The engine's process is gone; nothing of the answer came back."""
 
 
+class ContextOverflow(InferenceFailure):
+    """The conversation has outgrown the model's context; its episode is truncated, not failed."""
+
+    retryable = False
+
+
 class RewardFailure(EpisodeError):
     """The reward could not be computed."""
 
@@ -117,6 +125,41 @@ class CancelledFailure(EpisodeError):
 
     kind = FailureKind.CANCELLED
     retryable = False
+
+
+FaultKind = Literal[
+    "unreachable",
+    "slow",
+    "rate",
+    "server",
+    "key",
+    "quota",
+    "missing",
+    "overflow",
+    "refused",
+    "malformed",
+]
+"""What stood between a client and a server's answer."""
+
+
+class EndpointError(RollartError):
+    """An OpenAI-compatible server refused, answered nonsense, or could not be asked at all."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: FaultKind = "server",
+        status: int | None = None,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.status = status
+        self.retryable = retryable
+        """Whether the same may go well when it is asked again."""
+        self.wait_s: float | None = None
+        """How long the server asks to be left alone; None when it does not say."""
 
 
 class TooManyFailures(RollartError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart_core.contracts.spec import PluginSpec
-from rollart_core.types import TokenSpan
+from rollart_core.types import Message, TokenSpan
 
 FinishReason = Literal["stop", "length", "abort"]
 KvOnSwap = Literal["recompute", "keep"]
@@ -23,6 +23,10 @@ Health = Literal["up", "down", "lost"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEngineSpec(PluginSpec):
     """What an inference engine says of itself."""
+
+    takes_text: bool = False
+    """True when it also serves a model whose tokens only its server knows (``model.kind:
+    remote``): see :attr:`GenerateRequest.messages`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,19 @@ class GenerateRequest:
     """See :func:`rollart_core.types.sampling_key`; token ``t`` of the answer uses counter ``t``."""
     env_id: str = ""
     """Whose turn it is: a placement may keep environments apart."""
+    messages: Sequence[Message] | None = None
+    """The conversation as text, instead of ``token_ids``; for engines that take text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """What a model whose tokens only its server knows has said."""
+
+    content: str
+    num_prompt_tokens: int = 0
+    """As the server counts them; 0 where it does not say."""
+    num_new_tokens: int = 0
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,8 @@ class GenerateResult:
     finish_reason: FinishReason
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed again."""
+    text: TextAnswer | None = None
+    """The answer to ``messages``; then there are no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +144,8 @@ class InferenceEngine(ABC):
         """Generate one turn.
 
         Raises:
-            InferenceFailure: When the request cannot be answered (context overflow, engine gone).
+            InferenceFailure: When the request cannot be answered (engine gone, nonsense asked).
+            ContextOverflow: When the conversation has outgrown a context that only the engine knows.
         """
 
     @abstractmethod

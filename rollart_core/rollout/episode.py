@@ -16,18 +16,20 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import (
     CancelledFailure,
+    ContextOverflow,
     EpisodeError,
     InferenceFailure,
     boundary,
 )
-from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import (
     Failure,
     Message,
     Observation,
+    Sample,
     Status,
     Ticket,
     Trajectory,
@@ -44,6 +46,26 @@ class Generator(Protocol):
 
     async def release(self, session_id: str) -> None:
         """Forget a session."""
+
+
+class Talk(Protocol):
+    """What is said in one episode: a ``Conversation`` in tokens, or one in text alone."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The whole row so far."""
+
+    def room(self) -> int:
+        """Return how many tokens it may still grow by."""
+
+    def observe(self, observation: Observation) -> None:
+        """Show the policy something."""
+
+    def record(self, result: GenerateResult) -> str:
+        """Take what the policy said, and return the action."""
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return what can be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +88,7 @@ class EpisodeParts:
     env: EnvRef
     envs: EnvPool
     engine: Generator
-    new_conversation: Callable[[], Conversation]
+    new_conversation: Callable[[], Talk]
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
@@ -148,7 +170,7 @@ async def run_episode(
 
 async def _play(
     ticket: Ticket, parts: EpisodeParts, record: _Record, temperature: float | None
-) -> Conversation:
+) -> Talk:
     session_id = f"{ticket.ticket_id}#{ticket.attempt}"
     conversation = parts.new_conversation()
     try:
@@ -163,7 +185,13 @@ async def _play(
                     break
                 if temperature is not None:
                     request = _at(request, temperature)
-                observed = await _turn(episode, request, observed, (conversation, record), parts)
+                try:
+                    observed = await _turn(
+                        episode, request, observed, (conversation, record), parts
+                    )
+                except ContextOverflow:
+                    record.truncated = True
+                    break
                 if observed.done:
                     record.truncated = observed.truncated and not observed.terminated
                     break
@@ -177,7 +205,7 @@ async def _turn(
     episode: EnvEpisode,
     request: GenerateRequest,
     observed: Observed,
-    so_far: tuple[Conversation, _Record],
+    so_far: tuple[Talk, _Record],
     parts: EpisodeParts,
 ) -> Observed:
     conversation, record = so_far
@@ -189,14 +217,14 @@ async def _turn(
         raise CancelledFailure("generation was aborted", boundary="generate")
     with boundary(InferenceFailure, "conversation"):
         action = conversation.record(result)
-    generated = time.perf_counter()
+    generated, counted = time.perf_counter(), result.text
     answer = await episode.step(action)
     record.turns.append(
         Turn(
             observation=_text(observed.observation),
             action=action,
-            num_prompt_tokens=len(request.token_ids),
-            num_new_tokens=len(result.token_ids),
+            num_prompt_tokens=counted.num_prompt_tokens if counted else len(request.token_ids),
+            num_new_tokens=counted.num_new_tokens if counted else len(result.token_ids),
             finish_reason=result.finish_reason,
             reward=answer.reward,
             generate_s=generated - began,
@@ -210,7 +238,7 @@ async def _turn(
 
 
 def _generate_request(
-    ticket: Ticket, turn: int, conversation: Conversation, parts: EpisodeParts
+    ticket: Ticket, turn: int, conversation: Talk, parts: EpisodeParts
 ) -> GenerateRequest | None:
     """Return the request of the next turn, or None when the row has no room for it."""
     room = conversation.room()
@@ -227,6 +255,7 @@ def _generate_request(
         stop_token_ids=parts.stop_token_ids,
         sampling_key=sampling_key(parts.seed, ticket.ticket_id, turn),
         env_id=ticket.task.env_id,
+        messages=conversation.messages if isinstance(conversation, TextConversation) else None,
     )
 
 
@@ -236,7 +265,7 @@ def _at(request: GenerateRequest, temperature: float) -> GenerateRequest:
     return replace(request, temperature=temperature)
 
 
-def _request(ticket: Ticket, record: _Record, conversation: Conversation) -> RewardRequest:
+def _request(ticket: Ticket, record: _Record, conversation: Talk) -> RewardRequest:
     last = record.last
     return RewardRequest(
         ticket_id=ticket.ticket_id,

@@ -45,7 +45,7 @@ ROOMS = (
     ("types",),
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
-    ("config", "problems"),
+    ("config", "problems", "endpoint"),
     (
         *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
         *("isolation", "registry", "resolve", "resolve_envs", "resolve_plugin"),

@@ -1,0 +1,59 @@
+"""The conversation with a model whose tokens only its server knows: text in, text out.
+
+Takes: observations and the server's answers. Gives: the messages of the next turn and the action.
+Never: has a token, so nothing of it can be trained on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rollart_core.contracts.inference import GenerateResult
+from rollart_core.errors import InferenceFailure
+from rollart_core.types import Message, Observation, Sample
+
+
+class TextConversation:
+    """Keep the messages of one episode; see the module."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+
+    @property
+    def prompt(self) -> list[int]:
+        """No tokens."""
+        return []
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The whole conversation so far: what the engine is given."""
+        return tuple(self._messages)
+
+    def room(self) -> int:
+        """Return how many tokens there is room for: the server alone knows when there is none."""
+        return sys.maxsize
+
+    def observe(self, observation: Observation) -> None:
+        """Show the policy something: text (one user message), or chat messages."""
+        if isinstance(observation, str):
+            observation = [Message(role="user", content=observation)]
+        self._messages += observation
+
+    def record(self, result: GenerateResult) -> str:
+        """Take what the model said in this turn, and return it: the action.
+
+        Raises:
+            InferenceFailure: When the engine answered tokens instead.
+        """
+        if result.text is None:
+            message = "generate: the engine answered tokens where it was given text"
+            raise InferenceFailure(message, boundary="generate")
+        self._messages.append(Message(role="assistant", content=result.text.content))
+        return result.text.content
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return none."""
+        return ()
