@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 if TYPE_CHECKING:  # numpy takes a third of the time of a listing to import
     import numpy as np
@@ -22,11 +22,52 @@ FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 
+class FunctionSpec(TypedDict):
+    """What a tool is called, what it does, and what it takes."""
+
+    name: str
+    description: NotRequired[str]
+    parameters: NotRequired[dict[str, Any]]
+    """A JSON schema of type ``object``; missing: the tool takes nothing."""
+
+
+class ToolSpec(TypedDict):
+    """One tool that the policy may call, in the shape of OpenAI's chat API."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class FunctionCall(TypedDict):
+    """The function of a :class:`ToolCall`."""
+
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class ToolCall(TypedDict):
+    """One call that the policy wrote, in the shape of OpenAI's chat API."""
+
+    id: str
+    """Nine letters and digits: what the strictest chat templates take."""
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class Message(TypedDict):
     """One chat message."""
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    """Of the assistant: what it thought, where a program keeps that apart."""
+    tool_calls: NotRequired[list[ToolCall]]
+    """Of the assistant: what it called."""
+    tool_call_id: NotRequired[str]
+    """Of a ``tool`` message: the call that it answers."""
+    name: NotRequired[str]
+    """Of a ``tool`` message: the tool that was called."""
 
 
 Observation: TypeAlias = str | list[Message]

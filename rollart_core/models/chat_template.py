@@ -6,14 +6,15 @@ tokenizes, imports transformers, or runs a template outside Jinja's sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
-from rollart_core.types import Message
+from rollart_core.types import Message, ToolSpec
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -61,8 +62,19 @@ class ChatTemplate:
         around them follows from the roles alone (proven from the syntax tree, not guessed)."""
         self._pieces_after = lru_cache(maxsize=4096)(self._find_pieces_after)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = False,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> str:
         """Return the messages as text.
+
+        Args:
+            messages: The conversation. Arguments of tool calls are text, as on the wire; the
+                template gets them as objects, which is what templates are written for.
+            add_generation_prompt: Whether the policy's next message is to be begun.
+            tools: What the policy may call; a template that knows no tools leaves them out.
 
         Raises:
             TemplateRefusal: When the template does not take them.
@@ -71,17 +83,38 @@ class ChatTemplate:
 
         try:
             return self._template.render(
-                messages=messages,
+                messages=[_for_template(m) if "tool_calls" in m else m for m in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError) as e:
             raise TemplateRefusal(str(e)) from e
 
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether tools that are given appear in the text."""
+        messages = [Message(role="user", content="?")]
+        probe = "probe_of_tools"
+        schema = {"type": "object", "properties": {}}
+        tool = ToolSpec(
+            type="function",
+            function={"name": probe, "description": probe, "parameters": schema},
+        )
+        try:
+            return probe in self.render(messages, True, [tool])
+        except TemplateRefusal:
+            return False
+
     def continuation(
-        self, prompt: str, messages: Sequence[Message], action_index: int
+        self,
+        prompt: str,
+        messages: Sequence[Message],
+        action_index: int,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        stop_text: str = "",
     ) -> tuple[str, str] | None:
         """Return what follows the action when later messages and a generation prompt are added.
 
@@ -89,7 +122,11 @@ class ChatTemplate:
             prompt: The rendering of ``messages[:action_index]`` with a generation prompt; not
                 looked at (and given back empty) when the template :attr:`is_plain`.
             messages: The whole conversation.
-            action_index: Where in it the newest action of the policy is.
+            action_index: Where in it the newest action of the policy is: as the text that it
+                wrote, or with ``tool_calls``, which a template may write otherwise than it did.
+            tools: What the policy may call.
+            stop_text: The token that ends a message of the policy; where an action with
+                ``tool_calls`` ends is known by it.
 
         Returns:
             The text from the end of the action on, and the new prompt; None when the template does
@@ -108,9 +145,13 @@ class ChatTemplate:
                 for m, piece in zip(messages[action_index + 1 :], pieces[1:], strict=True)
             )
             return text, ""
-        after = self.render(messages, add_generation_prompt=True)
+        after = self.render(messages, add_generation_prompt=True, tools=tools)
         if not after.startswith(prompt):
             return None
+        if "tool_calls" in messages[action_index]:
+            upto = self.render(messages[: action_index + 1], tools=tools)
+            end = upto.rfind(stop_text, len(prompt)) if stop_text else -1
+            return (after[end:], after) if end >= 0 and after.startswith(upto) else None
         for content in (action, action.strip()):
             if after.startswith(content, len(prompt)):
                 return after[len(prompt) + len(content) :], after
@@ -149,7 +190,20 @@ def fold(messages: Sequence[Message]) -> list[Message]:
             folded[-1] = Message(role=role, content=content)
         else:
             folded.append(Message(role=role, content=message["content"]))
+            if role == "assistant" and "tool_calls" in message:
+                folded[-1]["tool_calls"] = message["tool_calls"]
     return folded
+
+
+def _for_template(message: Message) -> dict[str, object]:
+    """Return the message with the arguments of its calls as objects where they are JSON."""
+    calls = []
+    for call in message["tool_calls"]:
+        arguments: object = call["function"]["arguments"]
+        with contextlib.suppress(ValueError, TypeError):
+            arguments = json.loads(str(arguments))
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
 
 
 def _is_plain(tree: nodes.Template) -> bool:
@@ -215,9 +269,21 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Return JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise(message: str) -> NoReturn:

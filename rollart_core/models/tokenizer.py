@@ -10,14 +10,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate
-from rollart_core.types import Message
+from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
+from rollart_core.types import Message, ToolSpec
 
 _CACHED_CHARS = 8192
 """Longer texts are not kept in the cache: few, and too large to keep thousands of."""
@@ -78,13 +79,28 @@ class ChatTokenizer:
         """Return the text; bytes that are no UTF-8 become U+FFFD."""
         return self._parts.decode(token_ids, skip_special_tokens)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls, by its template; None when that is not known."""
+        return detect_tool_format(self._parts.template.source)
+
+    @cached_property
+    def stop_text(self) -> str:
+        """The token that ends a message of the policy, as text."""
+        return self.decode(self.stop_token_ids[:1])
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = False,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> str:
         """Return the messages as text through the chat template.
 
         Raises:
             TemplateRefusal: When the template does not take this sequence of messages.
         """
-        return self._parts.template.render(messages, add_generation_prompt)
+        return self._parts.template.render(messages, add_generation_prompt, tools)
 
     def _encode_tuple(self, text: str) -> tuple[int, ...]:
         return tuple(self._parts.encode(text))

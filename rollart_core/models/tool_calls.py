@@ -1,0 +1,224 @@
+"""Tool calls in what a policy wrote: out of the text of each family of models, into one form.
+
+    hermes   <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes
+    llama3   {"name": "f", "parameters": {...}}; {...}                     Llama 3.1 and later
+    mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]          Mistral, Mixtral
+             [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                       ... since 2025
+
+Takes: the text of one message, special tokens included. Gives: what it says beside its calls, the
+calls in the shape of OpenAI's chat API, and what was meant as a call but is none. Never: raises for
+what a policy wrote, mends its JSON, or knows which tools there are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from rollart_core.types import ToolCall
+
+ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral"]
+TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_THOUGHT = "</think>"
+_OPENS_THOUGHT = "<think>"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class BadToolCall:
+    """What was meant as a call and is none."""
+
+    text: str
+    """What the policy wrote."""
+    reason: str
+    """One line that the policy can learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCalls:
+    """One message of the policy, taken apart."""
+
+    content: str
+    """What it says beside its calls; thoughts and what is no call are left in."""
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[BadToolCall, ...] = ()
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a parser has found so far."""
+
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Name and arguments (JSON)."""
+    errors: list[BadToolCall] = field(default_factory=list)
+
+
+def detect_tool_format(template_source: str) -> ToolFormat | None:
+    """Return the format in which a chat template writes calls; None when it is none of ours."""
+    if _CALLS in template_source:
+        return "mistral"
+    if _OPEN in template_source:  # another family writes <function=name> in the same tags
+        return None if "<function=" in template_source else "hermes"
+    if _PYTHON_TAG in template_source or "ipython" in template_source:
+        return "llama3"
+    return None
+
+
+def parse_tool_calls(text: str, tool_format: ToolFormat, turn: int = 0) -> ParsedCalls:
+    """Take the calls out of one message.
+
+    What stands before ``</think>`` is a thought, and never a call.
+
+    Args:
+        text: What the policy wrote, without the token that ended it, with all others.
+        tool_format: How its model writes calls.
+        turn: Which message of the conversation this is; ids are unique over turns.
+    """
+    thought, mark, said = text.rpartition(_THOUGHT)
+    if not mark and text.lstrip().startswith(_OPENS_THOUGHT):
+        return ParsedCalls(content=text)
+    found = _PARSERS[tool_format](said)
+    calls = tuple(
+        ToolCall(
+            id=call_id(turn, index),
+            type="function",
+            function={"name": name, "arguments": arguments},
+        )
+        for index, (name, arguments) in enumerate(found.calls)
+    )
+    return ParsedCalls(thought + mark + found.content, calls, tuple(found.errors))
+
+
+def call_id(turn: int, index: int) -> str:
+    """Return the id of a call: nine letters and digits, the same in every run."""
+    number, digits = turn * 1296 + index, ""
+    while number or len(digits) < 5:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return f"call{digits}"
+
+
+def _hermes(text: str) -> _Found:
+    found, said = _Found(), []
+    before, *blocks = text.split(_OPEN)
+    said.append(before)
+    for block in blocks:
+        inside, mark, after = block.partition(_CLOSE)
+        if not mark:  # many a policy ends its message instead of closing the last call
+            after = ""
+        _take(found, inside.strip(), "arguments")
+        said.append(after)
+    content = "".join(said)
+    found.content = content.strip() if blocks else content
+    return found
+
+
+def _llama3(text: str) -> _Found:
+    before, tag, after = text.partition(_PYTHON_TAG)
+    body = (after if tag else text).strip()
+    if not tag and not re.match(r'\{\s*"(name|type|parameters|function)"', body):
+        return _Found(content=text)
+    found = _Found(content=before.strip() if tag else "")
+    for piece in _json_pieces(body):
+        _take(found, piece, "parameters")
+    return found
+
+
+def _mistral(text: str) -> _Found:
+    before, *blocks = text.split(_CALLS)
+    found = _Found(content=before.strip() if blocks else before)
+    for block in blocks:
+        named = re.match(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]", block)
+        if named is None:
+            _take_list(found, block.strip())
+        else:
+            _take_arguments(found, named[1], block[named.end() :].strip(), block.strip())
+    return found
+
+
+_PARSERS: dict[ToolFormat, Callable[[str], _Found]] = {
+    "hermes": _hermes,
+    "llama3": _llama3,
+    "mistral": _mistral,
+}
+
+
+def _json_pieces(body: str) -> list[str]:
+    """Return the JSON objects of the body one by one; what is none is the last piece."""
+    decoder, pieces, at = json.JSONDecoder(), [], 0
+    while at < len(body):
+        try:
+            _, end = decoder.raw_decode(body, at)
+        except (ValueError, RecursionError):
+            end = len(body)
+        pieces.append(body[at:end])
+        at = end + len(body[end:]) - len(body[end:].lstrip("; \n\t"))
+    return pieces
+
+
+def _take_list(found: _Found, text: str) -> None:
+    """Take a JSON list of calls."""
+    try:
+        calls, end = json.JSONDecoder().raw_decode(text)
+        _loads(text[:end])
+    except (ValueError, RecursionError) as e:
+        found.errors.append(BadToolCall(text, f"the tool calls are not valid JSON: {e}"))
+        return
+    rest = text[end:].strip()
+    if rest:
+        found.content = f"{found.content}\n{rest}".strip()
+    for call in calls if isinstance(calls, list) else [calls]:
+        _take_object(found, call, json.dumps(call, ensure_ascii=False), "arguments")
+
+
+def _take(found: _Found, text: str, key: str) -> None:
+    """Take one call written as a JSON object."""
+    try:
+        call = _loads(text)
+    except (ValueError, RecursionError) as e:
+        found.errors.append(BadToolCall(text, f"the tool call is not valid JSON: {e}"))
+        return
+    _take_object(found, call, text, key)
+
+
+def _take_object(found: _Found, call: object, text: str, key: str) -> None:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]  # the shape on the wire, which some policies repeat
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        shape = f'{{"name": ..., "{key}": {{...}}}}'
+        found.errors.append(BadToolCall(text, f"a tool call is a JSON object {shape}"))
+        return
+    other = "arguments" if key == "parameters" else "parameters"
+    arguments = call.get(key, call.get(other, {}))
+    if isinstance(arguments, str):
+        _take_arguments(found, call["name"], arguments, text)
+    else:
+        as_text = json.dumps(arguments, ensure_ascii=False)
+        _take_arguments(found, call["name"], as_text, text)
+
+
+def _take_arguments(found: _Found, name: str, arguments: str, text: str) -> None:
+    try:
+        value = _loads(arguments) if arguments else {}
+    except (ValueError, RecursionError) as e:
+        found.errors.append(BadToolCall(text, f"the arguments of {name} are not valid JSON: {e}"))
+        return
+    if isinstance(value, dict):
+        found.calls.append((name, arguments or "{}"))
+    else:
+        found.errors.append(BadToolCall(text, f"the arguments of {name} are not a JSON object"))
+
+
+def _loads(text: str) -> object:
+    """Return the value of a JSON text; NaN, infinities and half characters are refused."""
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
