@@ -118,6 +118,12 @@ class Conversation:
                 message = f"the chat template refuses the messages: {first_line(str(e))}"
                 raise EnvironmentFailure(message, boundary="observation") from e
 
+    def show_tokens(self, token_ids: Sequence[int]) -> None:
+        """Show the policy tokens as they are, without the chat template (raw completions)."""
+        self._num_rows = max(1, self._num_rows)
+        self._row.extend(token_ids)
+        self._action_index = None
+
     def record(self, result: GenerateResult, *, turn: int | None = None) -> str:
         """Take what the policy sampled in this turn.
 

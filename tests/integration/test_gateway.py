@@ -1,0 +1,194 @@
+"""The gateway over real HTTP, in front of an engine that answers from a script."""
+
+import asyncio
+
+import pytest
+from gateways import TICKET, at_gateway
+
+from rollart_core.errors import InferenceFailure
+from rollart_core.rollout.gateway import Gateway, GatewaySettings
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_a_conversation_that_grows_is_one_row_and_its_answers_are_its_samples():
+    async def main():
+        async with at_gateway(answers=["one", "two"]) as (_, engine, seat, http):
+            first = await http.say("hello")
+            talk = [user("hello"), first, user("again")]
+            second = await http.chat(talk, model="anything")
+            assert second["choices"][0]["finish_reason"] == "stop"
+            return engine, seat, first, second
+
+    engine, seat, first, second = asyncio.run(main())
+    assert (first["role"], first["content"]) == ("assistant", "one")
+    (sample,) = seat.samples()
+    asked = engine.requests[1]
+    assert sample.token_ids[: len(asked.token_ids)].tolist() == asked.token_ids
+    assert set(sample.turn_ids.tolist()) == {-1, 0, 1}
+    assert second["usage"]["prompt_tokens"] == len(asked.token_ids)
+    assert [t.action for t in seat.turns] == ["one", "two"]
+    assert [t.observation for t in seat.turns] == ["hello", "again"]
+    assert [m["content"] for m in seat.messages] == ["hello", "one", "again", "two"]
+    assert (seat.truncated, seat.failure) == (False, None)
+    assert engine.released == ["g0.0#0"]
+
+
+def test_a_wrong_key_is_401_and_that_of_an_ended_episode_410():
+    async def main():
+        async with at_gateway() as (gateway, _, seat, http):
+            body = {"messages": [user("hi")]}
+            async with gateway.episode(TICKET, seat.limits) as other:
+                elsewhere = await http.post("chat/completions", body, base_url=other.base_url)
+                dead = other.api_key
+            answers = [elsewhere]
+            for key in ("", "sk-no", dead):
+                answers.append(await http.post("chat/completions", body, key=key))
+            shared = f"{gateway.url}/v1"
+            assert (await http.post("chat/completions", body, base_url=shared))[0] == 200
+            return answers
+
+    answers = asyncio.run(main())
+    assert [status for status, _ in answers] == [401, 401, 401, 410]
+    assert [a["error"]["code"] for _, a in answers] == [*["invalid_api_key"] * 3, "episode_over"]
+
+
+def test_a_spent_budget_is_429_and_the_episode_truncated():
+    async def main():
+        async with at_gateway(max_turns=1) as (_, engine, seat, http):
+            await http.say("hi")
+            assert not seat.truncated
+            status, answer = await http.post("chat/completions", {"messages": [user("more")]})
+            assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
+            assert seat.truncated
+            assert len(engine.requests) == len(seat.turns) == 1
+
+    asyncio.run(main())
+
+
+def test_messages_beyond_the_context_are_400_and_the_episode_truncated():
+    async def main():
+        async with at_gateway(max_context_tokens=40) as (_, engine, seat, http):
+            status, answer = await http.post(
+                "chat/completions", {"messages": [user("red shirt " * 40)]}
+            )
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert seat.truncated
+            assert seat.failure is None
+            assert not engine.requests
+            answer = await http.chat("red")  # what fits is answered after that, cut at the end
+            assert answer["choices"][0]["finish_reason"] == "stop"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b"\xff\xfe{}", None),
+        (b"[]", None),
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [user([{"type": "image_url", "image_url": {}}])]}, "messages[0].content[0]"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None),
+        ({"messages": [user("hi")], "n": 2}, "n"),
+        ({"messages": [user("hi")], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [user("hi")], "max_completion_tokens": "9"}, "max_completion_tokens"),
+        ({"messages": [user("hi")], "stop": [1]}, "stop"),
+        ({"messages": [user("hi")], "stream": "yes"}, "stream"),
+        ({"messages": [user("hi")], "temperature": "hot"}, "temperature"),
+        ({"messages": [user("hi")], "top_logprobs": 5, "logprobs": True}, "top_logprobs"),
+        ({"messages": [user("hi")], "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_a_malformed_body_is_400_and_names_its_field(body, param):
+    async def main():
+        async with at_gateway() as (_, engine, seat, http):
+            status, answer = await http.post("chat/completions", body)
+            assert (status, answer["error"]["param"]) == (400, param)
+            assert answer["error"]["type"] == "invalid_request_error"
+            assert not engine.requests
+            assert (seat.turns, seat.truncated, seat.failure) == ([], False, None)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_hangs_up_ends_its_generation_and_leaves_no_trace():
+    async def main():
+        async with at_gateway() as (_, engine, seat, http):
+            engine.gate = asyncio.Event()
+            task = asyncio.ensure_future(http.say("hi"))
+            while not engine.requests:
+                await asyncio.sleep(0)
+            task.cancel()
+            while not engine.num_cancelled:
+                await asyncio.sleep(0.001)
+            engine.gate.set()
+            await http.say("hi")
+            assert seat.num_hung_up == 1
+            assert (len(seat.turns), len(seat.samples()), seat.failure) == (1, 1, None)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_fails_is_503_and_the_episode_failed_until_asked_again():
+    async def main():
+        answers = [InferenceFailure("gone", boundary="generate"), "well"]
+        async with at_gateway(answers=answers) as (_, _, seat, http):
+            status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
+            assert (status, answer["error"]["type"]) == (503, "server_error")
+            assert seat.failure is not None
+            assert seat.failure.message == "gone"
+            assert (await http.say("hi"))["content"] == "well"
+            assert seat.failure is None
+
+    asyncio.run(main())
+
+
+def test_the_end_of_an_episode_ends_what_is_in_flight():
+    async def main():
+        async with at_gateway() as (gateway, engine, seat, http):
+            engine.gate = asyncio.Event()
+            async with gateway.episode(TICKET, seat.limits) as other:
+                body, key = {"messages": [user("hi")]}, other.api_key
+                asked = http.post("chat/completions", body, key=key, base_url=other.base_url)
+                task = asyncio.ensure_future(asked)
+                while not engine.requests:
+                    await asyncio.sleep(0)
+            status, answer = await task
+            assert (status, answer["error"]["code"]) == (410, "episode_over")
+            assert engine.num_cancelled == 1
+            assert other.failure is None
+
+    asyncio.run(main())
+
+
+def test_other_paths_are_404_and_the_model_says_what_it_is():
+    async def main():
+        async with at_gateway() as (gateway, _, seat, http):
+            status, answer = await http.post("embeddings", {})
+            assert (status, answer["error"]["code"]) == (404, "unknown_url")
+            headers = {"Authorization": f"Bearer {seat.api_key}"}
+            async with http.session.get(f"{seat.base_url}/models", headers=headers) as response:
+                (model,) = (await response.json())["data"]
+            assert model["tokenizer_fingerprint"] == gateway.tokenizer.fingerprint
+
+    asyncio.run(main())
+
+
+def test_an_address_that_is_taken_is_said_in_one_line():
+    async def main():
+        async with at_gateway() as (gateway, engine, _, _):
+            port = int(gateway.url.rpartition(":")[2])
+            settings = GatewaySettings(max_context_tokens=10, port=port)
+            with pytest.raises(ValueError, match="cannot listen on 127"):
+                await Gateway(engine, gateway.tokenizer, settings).start()
+
+    asyncio.run(main())
