@@ -83,7 +83,7 @@ class ChatTemplate:
 
         try:
             return self._template.render(
-                messages=[_for_template(m) if "tool_calls" in m else m for m in messages],
+                messages=[_for_template(m) if m.get("tool_calls") else m for m in messages],
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) if tools else None,
                 documents=None,
@@ -125,8 +125,8 @@ class ChatTemplate:
             action_index: Where in it the newest action of the policy is: as the text that it
                 wrote, or with ``tool_calls``, which a template may write otherwise than it did.
             tools: What the policy may call.
-            stop_text: The token that ends a message of the policy; where an action with
-                ``tool_calls`` ends is known by it.
+            stop_text: The token that ends a message of the policy. When given, the end of an
+                action that the template writes in its own way is known by it.
 
         Returns:
             The text from the end of the action on, and the new prompt; None when the template does
@@ -148,13 +148,16 @@ class ChatTemplate:
         after = self.render(messages, add_generation_prompt=True, tools=tools)
         if not after.startswith(prompt):
             return None
-        if "tool_calls" in messages[action_index]:
+        message = messages[action_index]
+        if "tool_calls" not in message:
+            for content in (action, action.strip()):
+                if after.startswith(content, len(prompt)):
+                    return after[len(prompt) + len(content) :], after
+        if stop_text:
             upto = self.render(messages[: action_index + 1], tools=tools)
-            end = upto.rfind(stop_text, len(prompt)) if stop_text else -1
-            return (after[end:], after) if end >= 0 and after.startswith(upto) else None
-        for content in (action, action.strip()):
-            if after.startswith(content, len(prompt)):
-                return after[len(prompt) + len(content) :], after
+            end = upto.rfind(stop_text, len(prompt))
+            if end >= 0 and after.startswith(upto) and action.strip() in upto[len(prompt) : end]:
+                return after[end:], after
         return None
 
     def _find_pieces_after(self, roles: tuple[str, ...], action_index: int) -> list[str] | None:
@@ -190,8 +193,8 @@ def fold(messages: Sequence[Message]) -> list[Message]:
             folded[-1] = Message(role=role, content=content)
         else:
             folded.append(Message(role=role, content=message["content"]))
-            if role == "assistant" and "tool_calls" in message:
-                folded[-1]["tool_calls"] = message["tool_calls"]
+            if role == "assistant":
+                folded[-1].update(message)
     return folded
 
 

@@ -26,6 +26,8 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+TOOL_MARKS: dict[ToolFormat, str] = {"hermes": _OPEN, "llama3": _PYTHON_TAG, "mistral": _CALLS}
+"""What stands before a call. In some tokenizers it is a special token."""
 _THOUGHT = "</think>"
 _OPENS_THOUGHT = "<think>"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -10,6 +10,9 @@ A later turn extends the row with what the chat template puts between (the end o
 message where it was not sampled, the new messages, the generation prompt). Where the template
 does not merely append (it drops earlier thinking, say), the row is kept as a sample as it is, and a
 new one begins with the whole conversation rendered afresh.
+
+With tools, what the policy wrote is also taken apart into calls (``parsed``). Its message is shown
+to the template as the text that it wrote; where the template does not take that, as calls.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import EnvironmentFailure, InferenceFailure, first_line
 from rollart_core.models.chat_template import TemplateRefusal, fold
 from rollart_core.models.tokenizer import ChatTokenizer
-from rollart_core.types import Message, Observation, Sample
+from rollart_core.models.tool_calls import TOOL_MARKS, ParsedCalls, parse_tool_calls
+from rollart_core.rollout.tool_messages import as_called
+from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,13 @@ class Conversation:
     Args:
         tokenizer: The policy's tokenizer.
         max_context_tokens: Longest row; :meth:`room` counts down to it.
+        tools: What the policy may call; see also :meth:`offer`. A template that cannot show them
+            leaves them out.
     """
 
     __slots__ = (
         "_action_index",
+        "_called",
         "_max_context_tokens",
         "_messages",
         "_num_foreign",
@@ -67,11 +75,20 @@ class Conversation:
         "_sampled",
         "_samples",
         "_tokenizer",
+        "_tools",
         "_turn",
+        "parsed",
     )
 
-    def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        max_context_tokens: int,
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._tools = tuple(tools or ())
         self._max_context_tokens = max_context_tokens
         self._messages: list[Message] = []
         self._prompt = ""
@@ -82,6 +99,24 @@ class Conversation:
         self._samples: list[Sample] = []
         self._num_rows = 0
         self._turn = 0
+        self._called: Message | None = None
+        """The newest action with its calls; None when it has none."""
+        self.parsed: ParsedCalls | None = None
+        """The newest action, taken apart; None without tools."""
+
+    def offer(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell the policy, from the next observation on, what it may call.
+
+        Raises:
+            EnvironmentFailure: When the policy's chat template cannot show tools, or writes calls
+                in a way that is not known.
+        """
+        template = self._tokenizer.template
+        if tools and not (template.shows_tools and self._tokenizer.tool_format):
+            what = "calls in a known way" if template.shows_tools else "tools"
+            message = f"there are tools, but the policy's chat template does not write {what}"
+            raise EnvironmentFailure(message, boundary="tools")
+        self._tools = tuple(tools)
 
     @property
     def prompt(self) -> list[int]:
@@ -141,20 +176,39 @@ class Conversation:
         self._turn = self._turn if turn is None else turn
         self._sampled.append(_Sampled(len(self._row), self._turn, result))
         self._row.extend(result.token_ids)
-        self._turn += 1
         ids = result.token_ids
-        stops = self._tokenizer.stop_token_ids
-        action = self._tokenizer.decode(
-            ids[:-1] if ids and ids[-1] in stops else ids, skip_special_tokens=True
-        )
+        ids = ids[:-1] if ids and ids[-1] in self._tokenizer.stop_token_ids else ids
+        action = self._taken_apart(ids)
+        self._turn += 1
         self._action_index = len(self._messages)
         self._messages.append(Message(role="assistant", content=action))
+        return action
+
+    def _taken_apart(self, token_ids: Sequence[int]) -> str:
+        """Find the calls; return the text, with special tokens only where these make calls."""
+        action = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        tool_format = self._tokenizer.tool_format if self._tools else None
+        if tool_format is not None:
+            mark, whole = TOOL_MARKS[tool_format], self._tokenizer.decode(token_ids)
+            action = whole if whole.count(mark) > action.count(mark) else action
+            self.parsed = parse_tool_calls(action, tool_format, self._turn)
+            self._called = as_called(self.parsed, self._turn)
         return action
 
     def samples(self) -> tuple[Sample, ...]:
         """Return one sample per row that holds sampled tokens, each cut after the last of them."""
         last = self._sample()
         return tuple(self._samples) if last is None else (*self._samples, last)
+
+    @property
+    def newest(self) -> Message:
+        """The newest message: right after :meth:`record` that of the policy, calls taken out.
+
+        One with a call that cannot be read stays text as a whole.
+        """
+        if self._called is None or (self.parsed and self.parsed.errors):
+            return self._messages[-1]
+        return self._called
 
     @property
     def num_rows(self) -> int:
@@ -193,6 +247,8 @@ class Conversation:
         other._sampled, other._num_foreign = self._sampled[: mark.num_sampled], mark.num_sampled
         other._samples, other._prompt = [], self._prompt[: mark.num_prompt_chars]
         other._action_index = mark.num_messages - 1
+        if other._action_index != self._action_index:
+            other._called = None
         return other
 
     def _folded(self, observation: list[Message]) -> list[Message]:
@@ -203,24 +259,51 @@ class Conversation:
 
     def _show(self, messages: list[Message]) -> None:
         """Extend the row by the messages after the action, or begin a new one."""
-        extension = None
-        if self._action_index is not None:
-            extension = self._tokenizer.template.continuation(
-                self._prompt, messages, self._action_index
-            )
-        if extension is None:
-            self._begin(messages)
-        else:
-            text, self._prompt = extension
-            tokens = self._tokenizer.encode(text)
-            ended = self._row[-1:] if self._sampled[-1].result.token_ids else []
-            is_stop = bool(ended) and ended[0] in self._tokenizer.stop_token_ids
-            self._row.extend(tokens[1:] if is_stop and tokens[:1] == ended else tokens)
-        self._messages = messages
-        self._action_index = None
+        refusal: TemplateRefusal | None = None
+        for add in (self._extend, self._begin):
+            for form in self._forms(messages):
+                try:
+                    if add(form):
+                        self._messages = form
+                        self._action_index = self._called = None
+                        return
+                except TemplateRefusal as e:
+                    refusal = e
+            if refusal is not None and self._called is None:
+                break
+        assert refusal is not None, "a row that cannot be begun is refused"
+        raise refusal
 
-    def _begin(self, messages: list[Message]) -> None:
-        prompt = self._tokenizer.render(messages, add_generation_prompt=True)
+    def _forms(self, messages: list[Message]) -> list[list[Message]]:
+        """Return the messages with the newest action as text; then, if it has any, as calls."""
+        if self._called is None or self._action_index is None:
+            return [messages]
+        called = list(messages)
+        called[self._action_index] = self._called
+        return [messages, called]
+
+    def _extend(self, messages: list[Message]) -> bool:
+        """Extend the row; False when the template does not merely append."""
+        if self._action_index is None:
+            return False
+        extension = self._tokenizer.template.continuation(
+            self._prompt,
+            messages,
+            self._action_index,
+            tools=self._tools,
+            stop_text=self._tokenizer.stop_text if self._tools else "",
+        )
+        if extension is None:
+            return False
+        text, self._prompt = extension
+        tokens = self._tokenizer.encode(text)
+        ended = self._row[-1:] if self._sampled[-1].result.token_ids else []
+        is_stop = bool(ended) and ended[0] in self._tokenizer.stop_token_ids
+        self._row.extend(tokens[1:] if is_stop and tokens[:1] == ended else tokens)
+        return True
+
+    def _begin(self, messages: list[Message]) -> bool:
+        prompt = self._tokenizer.render(messages, add_generation_prompt=True, tools=self._tools)
         finished = self._sample()
         if finished is not None:
             self._samples.append(finished)
@@ -228,6 +311,7 @@ class Conversation:
         self._row = self._tokenizer.encode(prompt)
         self._sampled, self._num_foreign = [], 0
         self._num_rows += 1
+        return True
 
     def _sample(self) -> Sample | None:
         """Return the present row as a sample; None when nothing in it was sampled."""
