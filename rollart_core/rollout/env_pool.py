@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, PartDied
 from rollart_core.rollout.env_worker import EnvRef, Observed
 from rollart_core.rollout.time_limit import TimeLimit
@@ -67,17 +68,44 @@ class EnvEpisode:
         self._timeouts = timeouts
         self.clean = True
         """False once a call failed: the environment is not used again."""
+        self.is_agent = False
+        """True once it was prepared: a program may sit in a thread of its own."""
 
     async def reset(self, env: EnvRef, ticket: Ticket) -> Observed:
         """Begin the ticket's task and return the first observation."""
         options = {"task": ticket.task.index, "split": ticket.task.split}
-        return await self._call(
+        observed: Observed = await self._call(
             "reset", env, seed=ticket.task.seed, options=options, timeout_s=self._timeouts.reset_s
         )
+        return observed
 
     async def step(self, action: str) -> Observed:
         """Act."""
-        return await self._call("step", action, timeout_s=self._timeouts.step_s)
+        observed: Observed = await self._call("step", action, timeout_s=self._timeouts.step_s)
+        return observed
+
+    async def prepare(self, env: EnvRef, ticket: Ticket) -> AgentStart:
+        """Begin the ticket's task, of an agent."""
+        self.is_agent = True
+        options = {"task": ticket.task.index, "split": ticket.task.split}
+        start: AgentStart = await self._call(
+            "prepare", env, seed=ticket.task.seed, options=options, timeout_s=self._timeouts.reset_s
+        )
+        return start
+
+    async def run(self, endpoint: Endpoint, *, timeout_s: float) -> None:
+        """Run the agent's program to its end, or until it is stopped."""
+        await self._call("run", endpoint, timeout_s=timeout_s)
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """End the agent's program; ``run`` returns."""
+        async with TimeLimit("agent.stop", timeout_s):
+            await self._worker.call("stop", self._id)
+
+    async def finish(self, recorded: Recorded) -> AgentResult:
+        """Judge what the agent's program has left."""
+        result: AgentResult = await self._call("finish", recorded, timeout_s=self._timeouts.step_s)
+        return result
 
     async def end(self) -> None:
         """Give the environment back; never raises."""
@@ -86,19 +114,19 @@ class EnvEpisode:
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
                 await self._worker.call("end", self._id, reusable=self.clean, timeout_s=timeout_s)
 
-    async def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Observed:
-        what = f"env.{method}"
+    async def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        what = f"agent.{method}" if self.is_agent else f"env.{method}"
         clean, self.clean = self.clean, False
         try:
             late = f"{what}: the env worker does not answer"
             async with TimeLimit(what, timeout_s + ANSWER_GRACE_S, late):
-                observed: Observed = await self._worker.call(
+                answer = await self._worker.call(
                     method, self._id, *args, timeout_s=timeout_s, **kwargs
                 )
         except PartDied as e:
             raise EnvironmentFailure(f"{what}: {e}", boundary=what) from e
         self.clean = clean
-        return observed
+        return answer
 
 
 class EnvPool:
@@ -183,6 +211,8 @@ class EnvPool:
             await self._inspect(place)
         if place.worker.alive:
             await episode.end()
+            if episode.is_agent and not episode.clean:  # only its end shows whether it hangs
+                await self._inspect(place)
         place.num_episodes -= 1
         if place.retired:
             self._close_if_idle(place)

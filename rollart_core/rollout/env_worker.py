@@ -1,7 +1,8 @@
 """Environments at work: one object holds many, runs their calls off the loop, and checks answers.
 
-Takes: reset, step and close for an episode id. Gives: :class:`Observed`, or an EpisodeError that
-says which call failed. Never: lets one environment block, poison or outlive another.
+Takes: reset, step and close for an episode id; of an agent task prepare, run, stop and finish.
+Gives: :class:`Observed`, or an EpisodeError that says which call failed. Never: lets one
+environment block, poison or outlive another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, boundary
+from rollart_core.rollout.agent_host import AgentHost
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Observation
@@ -59,6 +62,8 @@ class _Seat:
 
     env: Any
     key: str
+    agent: AgentHost | None = None
+    """Where an agent task runs; None for an environment that is stepped."""
 
 
 class EnvWorker:
@@ -75,6 +80,7 @@ class EnvWorker:
         self._max_chars = max_observation_chars
         self._seats: dict[str, _Seat] = {}
         self._idle: dict[str, list[_Seat]] = {}
+        self._hung: list[AgentHost] = []
 
     async def reset(
         self,
@@ -122,6 +128,61 @@ class EnvWorker:
                 observation, reward, terminated, truncated, info = answer
                 return self._observed(observation, reward, (terminated, truncated), info)
 
+    async def prepare(
+        self,
+        episode_id: str,
+        env: EnvRef,
+        *,
+        seed: int,
+        options: Mapping[str, Any],
+        timeout_s: float,
+    ) -> AgentStart:
+        """Begin an episode of an agent task, on an idle one or a fresh one.
+
+        Raises:
+            EnvironmentFailure: When making or preparing raised or answered nonsense, or it is none.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        async with TimeLimit("agent.prepare", timeout_s):
+            seat = await self._seat(env)
+            self._seats[episode_id] = seat
+            with boundary(EnvironmentFailure, "agent.prepare"):
+                if seat.agent is None:
+                    raise TypeError(f"{env.id} is no agent task: it has no prepare, run and finish")
+                start = await seat.agent.prepare(seed, dict(options))
+                text, _ = _cut(str(start.prompt), self._max_chars)
+                return AgentStart(text.encode("utf-8", "replace").decode())
+
+    async def run(self, episode_id: str, endpoint: Endpoint, *, timeout_s: float) -> None:
+        """Run the program of an episode to its end, or to :meth:`stop`.
+
+        Raises:
+            EnvironmentFailure: When it raised.
+            DeadlineFailure: After ``timeout_s``; ``end`` ends the program then.
+        """
+        async with TimeLimit("agent.run", timeout_s):
+            with boundary(EnvironmentFailure, "agent.run"):
+                await self._agent(episode_id, "agent.run").run(endpoint)
+
+    async def stop(self, episode_id: str) -> None:
+        """End the program of an episode; its ``run`` returns.
+
+        Raises:
+            EnvironmentFailure: When it does not end.
+        """
+        await self._agent(episode_id, "agent.stop").stop()
+
+    async def finish(self, episode_id: str, recorded: Recorded, *, timeout_s: float) -> AgentResult:
+        """Judge what the program of an episode has left.
+
+        Raises:
+            EnvironmentFailure: When it raised, or answered nonsense or a NaN reward.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        async with TimeLimit("agent.finish", timeout_s):
+            with boundary(EnvironmentFailure, "agent.finish"):
+                return _result(await self._agent(episode_id, "agent.finish").finish(recorded))
+
     async def end(self, episode_id: str, *, reusable: bool, timeout_s: float = 10.0) -> None:
         """End an episode; its environment serves the next one, or is closed if not ``reusable``."""
         seat = self._seats.pop(episode_id, None)
@@ -142,7 +203,14 @@ class EnvWorker:
 
     async def num_hung(self) -> int:
         """Return how many threads sit in a call that was given up."""
-        return self._threads.num_hung
+        self._hung = [agent for agent in self._hung if agent.hangs]
+        return self._threads.num_hung + len(self._hung)
+
+    async def is_agent(self, env: EnvRef) -> bool:
+        """Return whether it is an agent task."""
+        seat = await self._seat(env)
+        self._idle.setdefault(seat.key, []).append(seat)
+        return seat.agent is not None
 
     async def num_tasks(self, env: EnvRef, split: str) -> int | None:
         """Return how many tasks a split has; None when it has no end."""
@@ -159,7 +227,14 @@ class EnvWorker:
         if idle:
             return idle.pop()
         with boundary(EnvironmentFailure, "making the environment"):
-            return _Seat(await self._made(env), env.key)
+            made = await self._made(env)
+            return _Seat(made, env.key, AgentHost(made) if isinstance(made, AgentTask) else None)
+
+    def _agent(self, episode_id: str, what: str) -> AgentHost:
+        seat = self._seats.get(episode_id)
+        if seat is None or seat.agent is None:
+            raise EnvironmentFailure(f"no episode {episode_id} of an agent", boundary=what)
+        return seat.agent
 
     async def _made(self, env: EnvRef) -> Any:
         from rollart_core.registry import ISOLATION, make
@@ -177,9 +252,13 @@ class EnvWorker:
         return await self._threads.run(lambda: call(getattr(env, name)))
 
     async def _close(self, seat: _Seat, timeout_s: float) -> None:
+        agent = seat.agent
+        if agent is not None and not await agent.quiet():
+            self._hung.append(agent)
+        close = seat.env.close if agent is None else agent.close
         with contextlib.suppress(Exception):  # an env that cannot close has had its chance
             async with asyncio.timeout(timeout_s):
-                await self._threads.run(seat.env.close)
+                await self._threads.run(close)
 
     def _observed(
         self, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any
@@ -202,6 +281,16 @@ class EnvWorker:
             invalid_action=bool(info.get("invalid_action", False)),
             cut_chars=cut,
         )
+
+
+def _result(result: AgentResult) -> AgentResult:
+    """Return the result as plain values, if its reward is finite."""
+    reward = float(result.reward)
+    if not math.isfinite(reward):
+        raise ValueError(f"reward is {reward}")
+    success = None if result.success is None else bool(result.success)
+    components = {str(k): float(v) for k, v in (result.components or {}).items()}
+    return AgentResult(reward, success, components, bool(result.truncated))
 
 
 def _checked(observation: Any) -> Observation:

@@ -73,7 +73,7 @@ class GatewaySeat:
         self.truncated = False
         """True once it was refused something because a budget was spent."""
         self.spent = asyncio.Event()
-        """Set with ``truncated``, for whoever waits for the program's end."""
+        """Set when no turn is left: nothing more will be answered."""
         self.num_hung_up = 0
         """Requests whose program did not wait for the answer."""
         self.closed = False
@@ -153,12 +153,9 @@ class GatewaySeat:
         if self.closed:
             raise episode_over()
         if len(self.turns) + len(self._in_flight) >= self.limits.max_turns:
-            self._spend()
+            self.truncated = True
+            self.spent.set()
             raise out_of_turns(self.limits.max_turns)
-
-    def _spend(self) -> None:
-        self.truncated = True
-        self.spent.set()
 
     def _request(self, ask: Ask, wishes: Wishes) -> GenerateRequest:
         """Return what the engine is asked."""
@@ -166,7 +163,7 @@ class GatewaySeat:
         if not ask.token_ids:
             raise RequestError("there is no prompt", param="prompt")
         if ask.room < 1:
-            self._spend()
+            self.truncated = True
             raise context_overflow(len(ask.token_ids), parts.max_context_tokens)
         wanted = limits.max_new_tokens if wishes.max_new_tokens is None else wishes.max_new_tokens
         number, self._num_asked = self._num_asked, self._num_asked + 1

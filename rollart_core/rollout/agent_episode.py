@@ -1,0 +1,253 @@
+"""One episode of an agent task: its program runs, and what it asks the gateway is the trajectory.
+
+    prepare -> [seat at the gateway: run the program, which asks as it likes] -> finish -> reward
+
+Takes: a ticket and the parts it needs. Gives: a :class:`Trajectory`, failed ones included. Never:
+retries, scores a failure, or leaves a program, a key or a session behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from rollart_core.contracts.agent import AgentResult, Endpoint, Recorded
+from rollart_core.contracts.reward import RewardRequest, RewardResult
+from rollart_core.errors import (
+    CancelledFailure,
+    EnvironmentFailure,
+    EpisodeError,
+    InferenceFailure,
+)
+from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
+from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.rollout.episode import EpisodeLimits
+from rollart_core.rollout.time_limit import TimeLimit
+from rollart_core.types import Failure, Message, Sample, Status, Ticket, Trajectory, Turn
+
+LAST_WORDS_S: Final = 10.0
+"""How long a program may go on once its budget is spent; what it leaves is judged."""
+STOP_S: Final = 15.0
+"""How long its end may take after that."""
+
+
+class Seat(Protocol):
+    """One running episode at the gateway."""
+
+    base_url: str
+    api_key: str
+    turns: list[Turn]
+    truncated: bool
+    spent: asyncio.Event
+    """Set when no turn is left: it will answer no more."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation of the last answered request."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why an answer is missing."""
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The token rows so far."""
+
+
+class Endpoints(Protocol):
+    """Whoever opens an endpoint for each episode: the gateway."""
+
+    def episode(
+        self,
+        ticket: Ticket,
+        limits: EpisodeLimits,
+        *,
+        start_version: int = 0,
+        temperature: float | None = None,
+    ) -> AbstractAsyncContextManager[Seat]:
+        """Open the endpoint of one episode; after the block its key is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """What episodes of agents are made of; shared by all of a run."""
+
+    env: EnvRef
+    envs: EnvPool
+    gateway: Endpoints
+    score: Callable[[RewardRequest], Awaitable[RewardResult]]
+    limits: EpisodeLimits
+    model: str = "policy"
+    """What programs are to call the model."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has happened so far."""
+
+    seat: Seat | None = None
+    result: AgentResult | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(self.seat.turns) if self.seat else ()
+
+    @property
+    def truncated(self) -> bool:
+        return bool(self.seat and self.seat.truncated) or bool(
+            self.result and self.result.truncated
+        )
+
+
+async def run_agent_episode(
+    ticket: Ticket,
+    start_version: int,
+    parts: AgentParts,
+    *,
+    temperature: float | None = None,
+    on_cancel: Callable[[Trajectory], None] | None = None,
+) -> Trajectory:
+    """Execute one attempt of a ticket, as :func:`rollart_core.rollout.episode.run_episode` does.
+
+    Raises:
+        asyncio.CancelledError: When cancelled from outside; everything is given back before.
+    """
+    record = _Record()
+
+    def failed(failure: Failure) -> Trajectory:
+        return Trajectory(
+            ticket,
+            "failed",
+            turns=record.turns,
+            failure=failure,
+            start_version=start_version,
+            wall_s=time.perf_counter() - record.began,
+        )
+
+    try:
+        async with TimeLimit("episode", parts.limits.episode_s):
+            result = await _play(ticket, start_version, parts, record, temperature)
+        async with TimeLimit("reward", parts.limits.reward_s):
+            scored = await parts.score(_request(ticket, record, result))
+    except EpisodeError as e:
+        # A program that waits in vain for an answer fails by its deadline, but not of it.
+        missing = record.seat.failure if record.seat else None
+        return failed(missing or e.failure())
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
+        raise
+    assert record.seat is not None
+    status: Status = "truncated" if record.truncated else "finished"
+    turns = record.turns
+    if turns:
+        turns = (*turns[:-1], replace(turns[-1], reward=result.reward))
+    return Trajectory(
+        ticket,
+        status,
+        samples=record.seat.samples(),
+        turns=turns,
+        reward=scored.value,
+        score=result.reward,
+        success=result.success,
+        reward_components={**result.components, **scored.components},
+        start_version=start_version,
+        wall_s=time.perf_counter() - record.began,
+    )
+
+
+async def _play(
+    ticket: Ticket,
+    start_version: int,
+    parts: AgentParts,
+    record: _Record,
+    temperature: float | None,
+) -> AgentResult:
+    episode_id = f"{ticket.ticket_id}#{ticket.attempt}"
+    limits = parts.limits
+    async with parts.envs.episode(episode_id, limits.timeouts) as episode:
+        await episode.prepare(parts.env, ticket)
+        endpoint = parts.gateway.episode(
+            ticket, limits, start_version=start_version, temperature=temperature
+        )
+        async with endpoint as seat:
+            record.seat = seat
+            where = Endpoint(seat.base_url, seat.api_key, parts.model)
+            error = await _ended(episode, where, seat, limits.episode_s)
+        _judgeable(seat, error)
+        recorded = Recorded(seat.messages, len(seat.turns), seat.truncated)
+        record.result = await episode.finish(recorded)
+        return record.result
+
+
+async def _ended(
+    episode: EnvEpisode, where: Endpoint, seat: Seat, timeout_s: float
+) -> EpisodeError | None:
+    """Run the program to its end, or a little beyond that of its budget; return what it raised."""
+    program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
+    async with _ending(program), _waiting(seat.spent) as spent:
+        await asyncio.wait({program, spent}, return_when=asyncio.FIRST_COMPLETED)
+        if not program.done():
+            await asyncio.wait({program}, timeout=LAST_WORDS_S)
+        if not program.done():
+            await episode.stop(timeout_s=STOP_S)
+        try:
+            await program
+        except EpisodeError as e:
+            return e
+    return None
+
+
+def _judgeable(seat: Seat, error: EpisodeError | None) -> None:
+    """Raise what keeps the episode from being judged, if anything does."""
+    if seat.failure is not None:
+        raise InferenceFailure(seat.failure.message, boundary=seat.failure.boundary)
+    if seat.truncated:
+        return  # it may well have raised over that
+    if error is not None:
+        raise error
+    if not seat.turns:
+        message = f"the program ended without asking anything of {seat.base_url}"
+        raise EnvironmentFailure(message, boundary="agent.run")
+
+
+@contextlib.asynccontextmanager
+async def _ending(program: asyncio.Future[None]) -> AsyncIterator[None]:
+    """Let go of the wait for a program; the worker ends the program itself with the episode."""
+    try:
+        yield
+    finally:
+        program.cancel()
+        await asyncio.gather(program, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _waiting(event: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
+    task = asyncio.ensure_future(event.wait())
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+def _request(ticket: Ticket, record: _Record, result: AgentResult) -> RewardRequest:
+    assert record.seat is not None
+    turns = record.turns
+    return RewardRequest(
+        ticket_id=ticket.ticket_id,
+        env_id=ticket.task.env_id,
+        split=ticket.task.split,
+        task_index=ticket.task.index,
+        messages=record.seat.messages,
+        env_return=result.reward,
+        success=result.success,
+        components=result.components,
+        truncated=record.truncated,
+        num_turns=len(turns),
+        num_loss_tokens=sum(turn.num_new_tokens for turn in turns),
+    )
