@@ -51,6 +51,8 @@ class Mark:
     num_messages: int
     num_sampled: int
     num_prompt_chars: int
+    called: Message | None
+    """The action with its calls; None when it has none."""
 
 
 class Conversation:
@@ -230,6 +232,7 @@ class Conversation:
             len(self._messages),
             len(self._sampled),
             len(self._prompt),
+            self._called,
         )
 
     def upto(self, mark: Mark) -> Conversation:
@@ -247,8 +250,7 @@ class Conversation:
         other._sampled, other._num_foreign = self._sampled[: mark.num_sampled], mark.num_sampled
         other._samples, other._prompt = [], self._prompt[: mark.num_prompt_chars]
         other._action_index = mark.num_messages - 1
-        if other._action_index != self._action_index:
-            other._called = None
+        other._called = mark.called
         return other
 
     def _folded(self, observation: list[Message]) -> list[Message]:

@@ -15,7 +15,7 @@ from aiohttp import web
 from rollart_core.errors import InferenceFailure
 from rollart_core.rollout.gateway_body import Body, Wishes, parse
 from rollart_core.rollout.gateway_chat import chat_chunks, chat_request, chat_response
-from rollart_core.rollout.gateway_errors import RequestError, engine_failed
+from rollart_core.rollout.gateway_errors import RequestError, engine_failed, unsupported
 from rollart_core.rollout.gateway_seat import GatewaySeat
 from rollart_core.rollout.gateway_shape import Said
 from rollart_core.rollout.transcript import Ask, Transcript
@@ -93,8 +93,10 @@ class GatewayServer:
 
     async def _chat(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
         asked = chat_request(await _body(request))
-        said = await self._said(seat, lambda t: t.ask(asked.messages), asked.wishes)
         tokenizer = self._gateway.tokenizer
+        if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+            raise unsupported("tools", "the chat template of this model knows no tools")
+        said = await self._said(seat, lambda t: t.ask(asked.messages, asked.tools), asked.wishes)
         if asked.wishes.stream:
             return await _stream(request, chat_chunks(said, tokenizer))
         return _json(chat_response(said, tokenizer))

@@ -70,8 +70,6 @@ class GatewaySeat:
         self.turns: list[Turn] = []
         """Answered requests, in the order of their answers. ``step_s`` is what the program took
         until its next request."""
-        self.truncated = False
-        """True once it was refused something because a budget was spent."""
         self.spent = asyncio.Event()
         """Set when no turn is left: nothing more will be answered."""
         self.num_hung_up = 0
@@ -87,6 +85,15 @@ class GatewaySeat:
         self._sessions: dict[str, None] = {}
         self._failures: dict[int, Failure] = {}
         self._answered_s: float | None = None
+        self._overflowed = False
+
+    @property
+    def truncated(self) -> bool:
+        """True when its last request was refused because turns, or the context, were spent.
+
+        A program whose messages outgrew the context may go on with fewer.
+        """
+        return self.spent.is_set() or self._overflowed
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -153,7 +160,6 @@ class GatewaySeat:
         if self.closed:
             raise episode_over()
         if len(self.turns) + len(self._in_flight) >= self.limits.max_turns:
-            self.truncated = True
             self.spent.set()
             raise out_of_turns(self.limits.max_turns)
 
@@ -163,7 +169,7 @@ class GatewaySeat:
         if not ask.token_ids:
             raise RequestError("there is no prompt", param="prompt")
         if ask.room < 1:
-            self.truncated = True
+            self._overflowed = True
             raise context_overflow(len(ask.token_ids), parts.max_context_tokens)
         wanted = limits.max_new_tokens if wishes.max_new_tokens is None else wishes.max_new_tokens
         number, self._num_asked = self._num_asked, self._num_asked + 1
@@ -222,6 +228,7 @@ class GatewaySeat:
 
     def _note(self, ask: Ask, answer: Answer, began: float) -> None:
         """Add the turn, and to the one before how long the program took over it."""
+        self._overflowed = False
         if self.turns and self._answered_s is not None and began > self._answered_s:
             self.turns[-1] = replace(self.turns[-1], step_s=began - self._answered_s)
         self._answered_s = time.perf_counter()

@@ -39,6 +39,8 @@ class Said:
     @property
     def finish_reason(self) -> str:
         """Why it ended, in OpenAI's words."""
+        if "tool_calls" in self.message:
+            return "tool_calls"
         return "length" if self.result.finish_reason == "length" else "stop"
 
     def head(self, kind: str) -> dict[str, Any]:

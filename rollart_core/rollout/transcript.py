@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from rollart_core.contracts.inference import FinishReason, GenerateResult
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.conversation import Conversation, Mark
-from rollart_core.types import Message, Sample, TokenSpan
+from rollart_core.types import Message, Sample, TokenSpan, ToolSpec
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,8 @@ class Ask:
     branch: _Branch
     conversation: Conversation
     """The branch's, with this request shown."""
-    root: _Node
+    root: _Node | None = None
+    """Where its messages lie; none for a raw completion."""
     text: str | None = None
     """The prompt of a raw completion."""
     open: bool = True
@@ -118,7 +119,7 @@ class Transcript:
     def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._max_context_tokens = max_context_tokens
-        self._root = _Node()
+        self._roots: dict[str, _Node] = {}
         self._texts: list[_End] = []
         self._branches: list[_Branch] = []
         self.num_turns = 0
@@ -126,17 +127,19 @@ class Transcript:
         self.messages: list[Message] = []
         """The conversation of the last recorded request, its answer included."""
 
-    def ask(self, messages: Sequence[Message]) -> Ask:
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Ask:
         """Return the prompt for a conversation.
 
         Args:
             messages: All of it, as the program has it.
+            tools: What the policy may call; other tools make another conversation.
 
         Raises:
             EnvironmentFailure: When the chat template does not take the messages, even folded.
         """
         messages = list(messages)
-        node, ends, known = self._root, [], 0
+        root = self._roots.setdefault(json.dumps(tools, sort_keys=True) if tools else "", _Node())
+        node, ends, known = root, [], 0
         for index, message in enumerate(messages, 1):
             child = node.children.get(_key(message))
             if child is None:
@@ -144,10 +147,10 @@ class Transcript:
             node = child
             if node.ends:
                 ends, known = node.ends, index
-        branch, conversation = self._from(ends)
+        branch, conversation = self._from(ends, tools)
         conversation.observe(messages[known:])
         ask = self._asked(branch, conversation)
-        ask.messages, ask.num_known = messages, known
+        ask.root, ask.messages, ask.num_known = root, messages, known
         return ask
 
     def ask_text(self, prompt: str | Sequence[int]) -> Ask:
@@ -187,8 +190,9 @@ class Transcript:
         except BaseException:
             self.drop(ask)
             raise
-        text = text if cut is None else cut
-        message = Message(role="assistant", content=text)
+        message = conversation.newest
+        if cut is not None:
+            text, message = cut, Message(role="assistant", content=cut)
         before = branch.conversation
         if conversation.num_rows > before.num_rows > 0 and branch.newest is not None:
             branch.earlier[before.num_rows - 1] = before
@@ -209,7 +213,9 @@ class Transcript:
         """Return the samples of all branches, in the order in which these began."""
         return tuple(s for branch in self._branches for s in branch.conversation.samples())
 
-    def _from(self, ends: Sequence[_End]) -> tuple[_Branch, Conversation]:
+    def _from(
+        self, ends: Sequence[_End], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[_Branch, Conversation]:
         """Return a branch to go on with after one of these ends, and a conversation to show in."""
         for end in ends:
             if end.branch.newest is end and not end.branch.busy:
@@ -220,7 +226,7 @@ class Transcript:
             conversation = source.upto(end.mark)
         else:
             conversation = Conversation(
-                self._tokenizer, max_context_tokens=self._max_context_tokens
+                self._tokenizer, max_context_tokens=self._max_context_tokens, tools=tools
             )
         return _Branch(-1, conversation), conversation.copy()
 
@@ -231,12 +237,13 @@ class Transcript:
             self._branches.append(branch)
         branch.busy = True
         prompt, room = conversation.prompt, conversation.room()
-        return Ask(prompt, room, [], 0, branch, conversation, self._root)
+        return Ask(prompt, room, [], 0, branch, conversation)
 
     def _end(self, ask: Ask, message: Message, text: str) -> None:
         """Remember where the conversation stands, for requests that go on from here."""
         branch = ask.branch
-        if ask.text is not None:
+        if ask.root is None:
+            assert ask.text is not None
             branch.newest = _End(branch, branch.conversation.mark(), ask.text + text)
             self._texts.append(branch.newest)
             return
