@@ -18,7 +18,6 @@ to the template as the text that it wrote; where the template does not take that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +26,7 @@ from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import EnvironmentFailure, InferenceFailure, first_line
 from rollart_core.models.chat_template import TemplateRefusal, fold
 from rollart_core.models.tokenizer import ChatTokenizer
-from rollart_core.models.tool_calls import TOOL_MARKS, ParsedCalls, parse_tool_calls
-from rollart_core.rollout.tool_messages import as_called
+from rollart_core.models.tool_calls import TOOL_MARKS, ParsedCalls, as_called, parse_tool_calls
 from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
@@ -219,7 +217,7 @@ class Conversation:
 
     def copy(self) -> Conversation:
         """Return one that goes its own way from here; the samples are in both."""
-        other = copy(self)
+        other = self._twin()
         other._messages, other._row = list(self._messages), list(self._row)
         other._sampled, other._samples = list(self._sampled), list(self._samples)
         return other
@@ -242,7 +240,7 @@ class Conversation:
         as sampled.
         """
         assert mark.row == self._num_rows - 1, "the row has been begun anew since"
-        other = copy(self)
+        other = self._twin()
         other._messages, other._row = (
             self._messages[: mark.num_messages],
             self._row[: mark.num_tokens],
@@ -251,6 +249,13 @@ class Conversation:
         other._samples, other._prompt = [], self._prompt[: mark.num_prompt_chars]
         other._action_index = mark.num_messages - 1
         other._called = mark.called
+        return other
+
+    def _twin(self) -> Conversation:
+        """Return one that shares everything; copy.copy takes twenty times as long."""
+        other = object.__new__(Conversation)
+        for name in Conversation.__slots__:
+            setattr(other, name, getattr(self, name))
         return other
 
     def _folded(self, observation: list[Message]) -> list[Message]:

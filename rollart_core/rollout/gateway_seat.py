@@ -187,13 +187,13 @@ class GatewaySeat:
 
     async def _generated(self, request: GenerateRequest, ask: Ask) -> GenerateResult:
         """Generate, and take note of failures until the same is answered."""
-        prompt = hash(tuple(request.token_ids))
         try:
             result = await self._generate(request)
         except EpisodeError as e:
-            self._failures[prompt] = e.failure()
+            self._failures[hash(tuple(request.token_ids))] = e.failure()
             raise engine_failed(e, 504 if isinstance(e, DeadlineFailure) else 503) from e
-        self._failures.pop(prompt, None)
+        if self._failures:
+            self._failures.pop(hash(tuple(request.token_ids)), None)
         return result
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:

@@ -78,7 +78,7 @@ class Ask:
     conversation: Conversation
     """The branch's, with this request shown."""
     root: _Node | None = None
-    """Where its messages lie; none for a raw completion."""
+    """Where those that were recorded before end; none for a raw completion."""
     text: str | None = None
     """The prompt of a raw completion."""
     open: bool = True
@@ -139,14 +139,14 @@ class Transcript:
         """
         messages = list(messages)
         root = self._roots.setdefault(json.dumps(tools, sort_keys=True) if tools else "", _Node())
-        node, ends, known = root, [], 0
+        node, ends, known = root, list[_End](), 0
         for index, message in enumerate(messages, 1):
             child = node.children.get(_key(message))
             if child is None:
                 break
             node = child
             if node.ends:
-                ends, known = node.ends, index
+                ends, known, root = node.ends, index, node
         branch, conversation = self._from(ends, tools)
         conversation.observe(messages[known:])
         ask = self._asked(branch, conversation)
@@ -248,7 +248,7 @@ class Transcript:
             self._texts.append(branch.newest)
             return
         node = ask.root
-        for each in (*ask.messages, message):
+        for each in (*ask.messages[ask.num_known :], message):
             node = node.children.setdefault(_key(each), _Node())
         branch.newest = _End(branch, branch.conversation.mark())
         node.ends.append(branch.newest)
@@ -289,15 +289,16 @@ def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:
 
 def _key(message: Message) -> Hashable:
     """Return what makes a message the same one when a program sends it again."""
+    if len(message) == 2:
+        return message["role"], message["content"]
     calls = message.get("tool_calls")
     more = tuple(
         (call["id"], call["function"]["name"], _arguments_key(call["function"]["arguments"]))
         for call in calls or ()
     )
-    content, role = message["content"], message["role"]
     return (
-        role,
-        content,
+        message["role"],
+        message["content"],
         more,
         message.get("tool_call_id"),
         message.get("name"),
