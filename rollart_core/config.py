@@ -265,14 +265,27 @@ class NewModel(Section):
     """``auto``: CUDA where there is a device, else the CPU."""
 
 
+class RemoteModel(Section):
+    """A model whose tokens only its server knows: messages in, text out (`rollart eval` alone)."""
+
+    case: ClassVar[str] = "model.kind: remote"
+
+    kind: Literal["remote"] = "remote"
+    """Says that there are no files of it here; which model it is, ``engine`` says."""
+
+
 def _which_model(value: object) -> str:
-    """Return the class of a ``model`` section: a new model says so, all others have a path."""
+    """Return the class of a ``model`` section: all but a model in files say what they are."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    if kind == "remote":
+        return "RemoteModel"
     return "NewModel" if kind == "new" else "ModelPath"
 
 
 Model = Annotated[
-    Annotated[ModelPath, Tag("ModelPath")] | Annotated[NewModel, Tag("NewModel")],
+    Annotated[ModelPath, Tag("ModelPath")]
+    | Annotated[NewModel, Tag("NewModel")]
+    | Annotated[RemoteModel, Tag("RemoteModel")],
     Discriminator(_which_model),
 ]
 
@@ -531,7 +544,7 @@ class _RunBase(Section):
     """Where run directories are made."""
     runtime: Runtime = InlineRuntime()
     """Where the parts run: ``inline`` on this machine, ``ray`` over a cluster."""
-    model: Model = Field(description="a model's folder, a hub id, or {kind: new}")
+    model: Model = Field(description="a model's folder, a hub id, {kind: new} or {kind: remote}")
     env: Env = Field(
         description="an environment's id (`rollart list environments`), or an `adapter` and the "
         "`id` it knows; or a list of several"

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollart_core.config import Deadlines, EnvEntry, ModelPath, RayRuntime, RunConfig, SyncRun
+from rollart_core.config import (
+    Deadlines,
+    EnvEntry,
+    ModelPath,
+    RayRuntime,
+    RemoteModel,
+    RunConfig,
+    SyncRun,
+)
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem
 
@@ -95,6 +103,11 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
         found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
     if config.failures.hang_s is None and "heartbeat_s" in config.failures.model_fields_set:
         found.append((("failures", "heartbeat_s"), "with failures.hang_s: none"))
+    if isinstance(config.model, RemoteModel) and "max_context_tokens" in (
+        config.rollout.model_fields_set
+    ):
+        why = "with model.kind: remote, whose server alone counts its tokens"
+        found.append((("rollout", "max_context_tokens"), why))
     found += _idle_trainer_keys(config)
     for key in replaced_everywhere(config):
         if key[1] in getattr(config, key[0]).model_fields_set:

@@ -40,9 +40,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     source = Path(path)
     mapping = read_yaml(source)
-    mapping.pop(RECORD_KEY, None)
     overridden = [apply_override(mapping, override) for override in overrides]
-    config, problems = validate(mapping)
+    return load_mapping(mapping, source, overridden)
+
+
+def load_mapping(
+    mapping: Mapping[str, Any], source: Path, overridden: Sequence[tuple[str, ...]] = ()
+) -> RunConfig:
+    """Return the config a mapping stands for.
+
+    Args:
+        mapping: As read, overrides applied.
+        source: What errors call it.
+        overridden: Paths of keys that came from the command line.
+
+    Raises:
+        ConfigError: As :func:`load_config`.
+    """
+    config, problems = validate({k: v for k, v in mapping.items() if k != RECORD_KEY})
     if config is None or problems:
         lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in problems]
         raise ConfigError("\n".join(lines))

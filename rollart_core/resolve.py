@@ -12,7 +12,8 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rollart_core import registry
-from rollart_core.config import Deadlines, RunConfig
+from rollart_core.config import Deadlines, NewModel, RemoteModel, RunConfig
+from rollart_core.config_agents import has_no_agent
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_load import RECORD_KEY, dump_yaml
 from rollart_core.contracts.algorithm import AlgorithmSpec
@@ -82,6 +83,10 @@ class ResolvedRun:
             del data["rollout"]["kv_on_swap"]
         if self.config.staleness_bound == 0:
             del data["rollout"]["in_flight"]
+        if isinstance(self.config.model, RemoteModel):
+            del data["rollout"]["max_context_tokens"]
+        if has_no_agent([env.spec for env in self.envs]):
+            del data["gateway"]
         if all(env.spec.sandbox is None for env in self.envs):
             del data["deadlines"]["sandbox_ttl_s"]
         if self.is_mixed:
@@ -106,7 +111,11 @@ class ResolvedRun:
 
 
 def resolve_run(
-    config: RunConfig, *, source: str = "config", import_classes: bool = False
+    config: RunConfig,
+    *,
+    source: str = "config",
+    import_classes: bool = False,
+    trains: bool = True,
 ) -> ResolvedRun:
     """Find every plugin and check every option.
 
@@ -115,6 +124,7 @@ def resolve_run(
         source: What to call the config in errors, such as its file.
         import_classes: Also import every plugin's class in this process (``--dry-run`` does);
             without it only modules that do not exist at all are found missing.
+        trains: False: the model is only evaluated.
 
     Raises:
         ConfigError: With a line for each problem.
@@ -128,6 +138,7 @@ def resolve_run(
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
     envs = resolve_envs(config, find, reward)
+    problems += _remote_problems(config, engine, trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
     if problems:
@@ -155,6 +166,28 @@ def _reaching(
         return channel
     beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
+
+
+def _remote_problems(
+    config: RunConfig, engine: ResolvedPlugin[InferenceEngineSpec] | None, trains: bool
+) -> Iterable[Problem]:
+    """Yield what a model without files here, or an engine with fixed weights, cannot do."""
+    is_remote = isinstance(config.model, RemoteModel)
+    if trains and is_remote:
+        message = "remote: it has no weights here to train; score it with `rollart eval`"
+        yield Problem(("model", "kind"), message)
+    elif engine and trains and not engine.spec.follows_training:
+        message = (
+            f"{engine.spec.id} serves the weights its server began with and cannot follow "
+            "training; score with `rollart eval`, or train with another engine"
+        )
+        yield Problem(("engine",), message)
+    if not trains and isinstance(config.model, NewModel):
+        message = "new: it has learned nothing yet; name a model with --model, or a run directory"
+        yield Problem(("model", "kind"), message)
+    if engine and is_remote and not engine.spec.takes_text:
+        message = f"{engine.spec.id} needs a model's files: give model.path, or engine: openai"
+        yield Problem(("engine",), message)
 
 
 def _group_size_problems(

@@ -21,6 +21,15 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             config="rollart_plugins.engines.config:EmbeddedConfig",
             summary="Continuous batching in torch, on CPU or CUDA, with no server.",
         ),
+        InferenceEngineSpec(
+            id="rollart/OpenAI-v1",
+            alias="openai",
+            entry_point="rollart_plugins.engines.openai:OpenAIEngine",
+            config="rollart_plugins.engines.openai_config:OpenAIConfig",
+            summary="Any OpenAI-compatible server, in tokens (vLLM) or in text; for evaluation.",
+            takes_text=True,
+            follows_training=False,
+        ),
     ]
 
 

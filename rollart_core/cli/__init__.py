@@ -33,6 +33,11 @@ COMMANDS: dict[str, Command] = {
         "Train a policy as a config file says.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
+    "eval": Command(
+        f"{_HERE}.eval:evaluate",
+        "Score a model, or any OpenAI-compatible endpoint, on held-out tasks.",
+        "rollart eval --env webshop --model http://127.0.0.1:8000/v1 evaluation.tasks=50",
+    ),
     "list": Command(
         f"{_HERE}.list:list_plugins",
         "List what is installed, of which kind, from which package, broken or not.",

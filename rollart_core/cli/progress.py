@@ -158,6 +158,31 @@ def report_table(report: Mapping[str, object]) -> Group:
     return Group(held_out, facts) if held_out.row_count else Group(facts)
 
 
+def evaluation_table(report: Mapping[str, object]) -> Group:
+    """Return what a model is worth, from ``EvaluationReport.as_dict()``."""
+    held_out = Table(title="Held-out tasks", title_justify="left", title_style="bold")
+    greedy = _mapping(report.get("greedy"))
+    for column in ("", "sampled", *(["greedy"] if greedy else [])):
+        held_out.add_column(column)
+    rows = [("", report, greedy)]
+    rows += [(f", {name}", _mapping(one), {}) for name, one in _mapping(report["envs"]).items()]
+    for ending, sampled, other in rows:
+        for what in ("success", "score"):
+            cells = [sampled.get(what), *([other.get(what)] if greedy else [])]
+            held_out.add_row(f"{what}{ending}", *(_interval(c, what) for c in cells))
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    failures, tokens = _mapping(report["failures"]), _mapping(report["tokens"])
+    spelled = ", ".join(f"{k} {v}" for k, v in failures.items())
+    why = f" (most often: {report['why_failed']})" if spelled else ""
+    facts.add_row("model", str(report["model"]))
+    facts.add_row("turns, truncated", f"{_float(report['mean_turns']):.3g}, {report['truncated']}")
+    facts.add_row("tokens", ", ".join(f"{v:,} {k}" for k, v in tokens.items()))
+    facts.add_row("failed attempts", f"{spelled or 'none'}{why}")
+    facts.add_row("time", f"{_float(report['wall_s']):,.1f} s")
+    facts.add_row("run directory", str(report["run_dir"]))
+    return Group(held_out, facts)
+
+
 def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     """Return what the report says of each environment, where there are several."""
     envs = _mapping(report.get("envs"))

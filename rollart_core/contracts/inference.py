@@ -33,6 +33,8 @@ class InferenceEngineSpec(PluginSpec):
 class GenerateRequest:
     """One turn's generation."""
 
+    follows_training: bool = True
+    """False when its weights stay what they are: it is for evaluation only."""
     request_id: str
     """Unique among requests in flight."""
     token_ids: Sequence[int]
@@ -145,7 +147,7 @@ class InferenceEngine(ABC):
 
         Raises:
             InferenceFailure: When the request cannot be answered (engine gone, nonsense asked).
-            ContextOverflow: When the conversation has outgrown a context that only the engine knows.
+            ContextOverflow: When the conversation has outgrown a context that it alone knows.
         """
 
     @abstractmethod

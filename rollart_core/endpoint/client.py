@@ -93,13 +93,17 @@ class EndpointClient:
         self._http: Any = None
         self._quiet_until_s = 0.0
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, *, num_retries: int | None = None) -> Any:
         """Return the JSON at a path.
+
+        Args:
+            path: Below ``base_url``.
+            num_retries: Other than the server's.
 
         Raises:
             EndpointError: When there is none.
         """
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, num_retries)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post a JSON object and return the object that comes back.
@@ -107,7 +111,7 @@ class EndpointClient:
         Raises:
             EndpointError: When none comes back.
         """
-        answer = await self._ask("POST", path, body)
+        answer = await self._ask("POST", path, body, None)
         if not isinstance(answer, dict):
             raise self._malformed(path, "JSON, but no object")
         return answer
@@ -118,14 +122,17 @@ class EndpointClient:
         if http is not None:
             await http.close()
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, num_retries: int | None
+    ) -> Any:
+        most = self.server.num_retries if num_retries is None else num_retries
         attempt = 0
         while True:
             await self._peace()
             try:
                 return await self._once(method, path, body)
             except EndpointError as e:
-                if not e.retryable or attempt >= self.server.num_retries:
+                if not e.retryable or attempt >= most:
                     raise
                 if e.wait_s is not None and e.wait_s > self.server.longest_wait_s:
                     raise

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config import Model, NewModel
+from rollart_core.config import Model, NewModel, RemoteModel
 from rollart_core.contracts.hardware import ModelShape
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0}
@@ -23,6 +23,8 @@ def shape_of(model: Model) -> ModelShape | None:
     """Return the shape of a config's model; None when its ``config.json`` is not here."""
     if isinstance(model, NewModel):
         return _of_new(model)
+    if isinstance(model, RemoteModel):
+        return None
     folder = Path(model.path).expanduser()
     path = folder / "config.json" if folder.is_dir() else _cached(model.path)
     if path is None or not path.is_file():

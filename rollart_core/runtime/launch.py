@@ -20,7 +20,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config import ModelPath, RayRuntime
+from rollart_core.config import ModelPath, NewModel, RayRuntime
 from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -179,6 +179,7 @@ class _Launch:
             return str(existing)
         tasks = self._envs.tasks("split", max(NUM_CORPUS_TASKS, len(self._run.envs)))
         return await runtime.build_model(model, tasks)
+        assert isinstance(model, NewModel)
 
     # Before RL
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from rollart_core.boxes.reap import reap_at_leisure
-from rollart_core.config import NewModel, PluginRef
+from rollart_core.config import NewModel, PluginRef, RemoteModel
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import RollartError, UserError
 from rollart_core.resolve import ResolvedRun
@@ -121,14 +121,9 @@ class PartsRuntime(ABC):
 
     async def start_model(self, model_path: str) -> tuple[Router, TrainerGroup]:
         """Start the inference engines and the trainer, all at once."""
-        config = self.config
-        model = ModelArgs(model_path, config.model.dtype, config.model.device)
+        config, model = self.config, self._model(model_path)
         channel = ChannelArgs(self.run.weights, self.weights_location())
-        engines = self._engines = EngineSet(
-            lambda index: self._engine(index, model, channel),
-            self,
-            load_limit_s=config.failures.load_weights_s,
-        )
+        engines = self._engine_set(model, channel)
         self._trainer = TrainerGroup(
             partial(self.new_part, "trainer"),
             config.runtime.num_trainer_ranks,
@@ -148,6 +143,12 @@ class PartsRuntime(ABC):
         )
         await asyncio.gather(engines.start(config.runtime.num_engines), self._trainer.start())
         return engines.router, self._trainer
+
+    async def start_engines(self, model_path: str) -> Router:
+        """Start the inference engines alone, with the weights the model has."""
+        engines = self._engine_set(self._model(model_path), None)
+        await engines.start(self.config.runtime.num_engines)
+        return engines.router
 
     def weights_location(self) -> str:
         """Return where trainer and engines open the weight channel."""
@@ -294,7 +295,21 @@ class PartsRuntime(ABC):
             "max_observation_chars": self.config.rollout.max_observation_chars,
         }
 
-    def _engine(self, index: int, model: ModelArgs, channel: ChannelArgs) -> RemoteEngine:
+    def _model(self, path: str) -> ModelArgs:
+        model = self.config.model
+        if isinstance(model, RemoteModel):
+            return ModelArgs("")
+        return ModelArgs(path, model.dtype, model.device)
+
+    def _engine_set(self, model: ModelArgs, channel: ChannelArgs | None) -> EngineSet:
+        self._engines = EngineSet(
+            lambda index: self._engine(index, model, channel),
+            self,
+            load_limit_s=self.config.failures.load_weights_s,
+        )
+        return self._engines
+
+    def _engine(self, index: int, model: ModelArgs, channel: ChannelArgs | None) -> RemoteEngine:
         config = self.config
         settings = {
             "deterministic": config.deterministic,

@@ -10,14 +10,22 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
+from rollart_core.config import RemoteModel
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, Generator, run_episode
+from rollart_core.rollout.episode import (
+    EpisodeLimits,
+    EpisodeParts,
+    Generator,
+    Talk,
+    run_episode,
+)
 from rollart_core.rollout.scoring import scorer
+from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.types import Task, Ticket, Trajectory
 
 WhichSplit = Literal["split", "evaluation_split", "check_split"]
@@ -69,14 +77,7 @@ class RunEnvs:
 
     def wire(self, workers: EnvPool, engine: Generator, model_path: str) -> None:
         """Make what episodes of each environment are made of."""
-        from rollart_core.models.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(model_path)
-        new_conversation = partial(
-            Conversation,
-            tokenizer,
-            max_context_tokens=self._run.config.rollout.max_context_tokens,
-        )
+        new_conversation, stop_token_ids = self._talk(model_path)
         for env in self._envs:
             self._parts[env.name] = EpisodeParts(
                 env=env_ref(env),
@@ -84,7 +85,7 @@ class RunEnvs:
                 engine=engine,
                 new_conversation=new_conversation,
                 score=scorer(env.reward, timeout_s=self._run.deadlines.reward_s),
-                stop_token_ids=tuple(tokenizer.stop_token_ids),
+                stop_token_ids=stop_token_ids,
                 limits=self._limits(env),
                 seed=self._run.config.seed,
             )
@@ -102,6 +103,17 @@ class RunEnvs:
         return await run_episode(
             ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
         )
+
+    def _talk(self, model_path: str) -> tuple[Callable[[], Talk], tuple[int, ...]]:
+        """Return how conversations begin, and the tokens that end a turn of the policy."""
+        if isinstance(self._run.config.model, RemoteModel):
+            return TextConversation, ()
+        from rollart_core.models.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(model_path)
+        most = self._run.config.rollout.max_context_tokens
+        begin = partial(Conversation, tokenizer, max_context_tokens=most)
+        return begin, tuple(tokenizer.stop_token_ids)
 
     def _limits(self, env: ResolvedEnv) -> EpisodeLimits:
         config, deadlines = self._run.config, self._run.deadlines

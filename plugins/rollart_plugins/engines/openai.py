@@ -1,0 +1,234 @@
+"""The ``openai`` engine: any OpenAI-compatible server, asked in tokens or in text.
+
+    model.path           token ids -> /completions       -> token ids and logprobs (vLLM)
+    model.kind: remote   messages  -> /chat/completions  -> text (any server): evaluation only
+
+Takes: requests. Gives: what the server sampled. Never: sends tokens to a server whose tokenizer is
+not the model's, renders a prompt in text for a model that is trained, or holds a KV cache: sessions
+are the server's prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rollart_core.contracts.inference import (
+    EngineStats,
+    GenerateRequest,
+    GenerateResult,
+    InferenceEngine,
+    WeightSwap,
+)
+from rollart_core.contracts.weights import WeightChannel
+from rollart_core.endpoint.client import EndpointClient, Server
+from rollart_core.errors import ConfigError, ContextOverflow, EndpointError, InferenceFailure
+from rollart_plugins.engines.openai_check import Served, check_tokens, served
+from rollart_plugins.engines.openai_config import OpenAIConfig
+from rollart_plugins.engines.openai_wire import text_answer, text_body, token_answer, token_body
+
+DEFAULT_KEY = "OPENAI_API_KEY"
+_TRY_ANEW = frozenset({"unreachable", "slow", "rate", "server", "malformed"})
+"""Kinds after which another attempt of the episode may go well."""
+
+
+class OpenAIEngine(InferenceEngine):
+    """Asks a server; see the module.
+
+    Args:
+        config: The engine's own options.
+        model_path: Where the tokenizer of the served model lies; empty: nobody but the server knows
+            it, and requests are text.
+        channel: New weights; none of them reach a server.
+        deterministic: Refused.
+        max_context_tokens: Longest prompt and answer together; no more than the server has.
+        policy_version: What the served weights are called.
+        options: The fields of ``config`` one by one, as the registry gives them; what engines that
+            hold the model themselves are told besides is left aside.
+
+    Raises:
+        ConfigError: When this server cannot be what the run needs.
+    """
+
+    def __init__(
+        self,
+        config: OpenAIConfig | None = None,
+        *,
+        model_path: str,
+        channel: WeightChannel | None = None,
+        deterministic: bool = False,
+        max_context_tokens: int = 2048,
+        policy_version: int = 0,
+        **options: object,
+    ) -> None:
+        for name in ("dtype", "device", "kv_on_swap"):
+            options.pop(name, None)
+        self._config = config or OpenAIConfig.model_validate(options)
+        self._model_path, self._max_context_tokens = model_path, max_context_tokens
+        self._version = policy_version
+        if channel is not None:
+            channel.close()
+            raise ConfigError(
+                "engine: openai serves the weights that its server began with, so it cannot "
+                "follow training; use it with `rollart eval`, or train with another engine"
+            )
+        if deterministic:
+            raise ConfigError("deterministic: engine: openai cannot promise it; remove it")
+        self._client = EndpointClient(_server(self._config))
+        self._served: Served | None = None
+        self._tasks: dict[str, asyncio.Task[GenerateResult]] = {}
+        self._open: asyncio.Event | None = None
+        self._num_running = self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
+
+    async def start(self) -> None:
+        """Find the model on the server and compare its tokens with ours.
+
+        Raises:
+            ConfigError: When it is not there, or is another.
+        """
+        self._open = asyncio.Event()
+        self._open.set()
+        found = await served(self._client, self._config.model)
+        if self._model_path:
+            self._check_length(found)
+            from rollart_core.models.tokenizer import load_tokenizer
+
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._model_path)
+            await check_tokens(self._client, found.name, tokenizer)
+        self._served = found
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See :meth:`InferenceEngine.generate`.
+
+        Raises:
+            ContextOverflow: When the server says that the conversation is too long for its model.
+            InferenceFailure: When it says anything else, or nothing.
+        """
+        found = self._ready()
+        if request.request_id in self._tasks:
+            raise InferenceFailure(f"request id {request.request_id!r} is in flight already")
+        work = self._ask_text if not self._model_path else self._ask_tokens
+        task = asyncio.ensure_future(work(found.name, request))
+        self._tasks[request.request_id] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                task.cancel()
+                raise
+            return GenerateResult([], [], (), "abort")
+        except EndpointError as e:
+            raise _failure(e) from e
+        finally:
+            self._tasks.pop(request.request_id, None)
+
+    async def load_weights(self, policy_version: int) -> WeightSwap:
+        """Refuse: see the module."""
+        raise InferenceFailure("engine: openai loads no weights", boundary="load_weights")
+
+    async def pause(self) -> None:
+        """Send nothing more; what the server has begun it finishes."""
+        if self._open is not None:
+            self._open.clear()
+
+    async def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._open is not None:
+            self._open.set()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Hang up on these requests; unknown ids are fine."""
+        for request_id in request_ids:
+            task = self._tasks.get(request_id)
+            if task is not None:
+                task.cancel()
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: the server's cache is its own."""
+
+    async def stats(self) -> EngineStats:
+        """Return counters and gauges; tokens as the server counts them."""
+        return EngineStats(
+            policy_version=self._version,
+            num_running=self._num_running,
+            num_waiting=len(self._tasks) - self._num_running,
+            prefill_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            decode_tokens=self._new_tokens,
+            extra={"retried": float(self._client.num_retried)},
+        )
+
+    async def close(self) -> None:
+        """Hang up on everything."""
+        self._served = None
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        with suppress(Exception):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _ready(self) -> Served:
+        if self._served is None:
+            raise InferenceFailure("the engine is not running", boundary="engine.generate")
+        return self._served
+
+    def _check_length(self, found: Served) -> None:
+        length = found.max_context_tokens
+        if length is not None and self._max_context_tokens > length:
+            raise ConfigError(
+                f"rollout.max_context_tokens: {self._max_context_tokens} is more than the "
+                f"{length} that {found.name!r} is served with"
+            )
+
+    async def _ask_tokens(self, model: str, request: GenerateRequest) -> GenerateResult:
+        answer = await self._post("completions", token_body(model, request, self._config))
+        result = token_answer(answer, request, self._version)
+        self._count(len(request.token_ids), result, len(result.token_ids))
+        return result
+
+    async def _ask_text(self, model: str, request: GenerateRequest) -> GenerateResult:
+        answer = await self._post("chat/completions", text_body(model, request, self._config))
+        result = text_answer(answer)
+        assert result.text is not None
+        self._count(result.text.num_prompt_tokens, result, result.text.num_new_tokens)
+        return result
+
+    async def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        assert self._open is not None
+        await self._open.wait()
+        self._num_running += 1
+        try:
+            return await self._client.post(path, body)
+        finally:
+            self._num_running -= 1
+
+    def _count(self, num_prompt: int, result: GenerateResult, num_new: int) -> None:
+        self._cached_tokens += result.num_cached_tokens
+        self._prompt_tokens += max(0, num_prompt - result.num_cached_tokens)
+        self._new_tokens += num_new
+
+
+def _failure(error: EndpointError) -> InferenceFailure:
+    """Return what an error of the server means for the episode."""
+    if error.kind == "overflow":
+        return ContextOverflow(str(error), boundary="generate")
+    failure = InferenceFailure(str(error), boundary="generate")
+    failure.retryable = error.kind in _TRY_ANEW
+    return failure
+
+
+def _server(config: OpenAIConfig) -> Server:
+    name = config.api_key_env
+    if name is not None and not os.environ.get(name):
+        raise ConfigError(f"engine.api_key_env: the environment has no variable {name}")
+    return Server(
+        base_url=config.base_url,
+        api_key=os.environ.get(name or DEFAULT_KEY, ""),
+        headers=config.headers,
+        answer_s=config.answer_s,
+        num_retries=config.num_retries,
+    )

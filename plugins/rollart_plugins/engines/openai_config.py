@@ -1,0 +1,38 @@
+"""Options of the engine that asks an OpenAI-compatible server. Never imports aiohttp or torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class OpenAIConfig(BaseModel):
+    """What a run config may say under ``engine`` with ``id: openai``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: str
+    """Such as ``http://127.0.0.1:8000/v1``: what comes before ``/chat/completions``."""
+    model: str | None = None
+    """What the server calls the model; none: the one it has, where it has only one."""
+    api_key_env: str | None = None
+    """The variable of the environment that holds the key; none: ``OPENAI_API_KEY`` where it is set.
+    The key itself never stands in a config."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Sent with every request; they are kept in the run's ``config.yaml``, so no secrets here."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How a chat request says how many tokens it wants at most; newer models of some providers take
+    ``max_completion_tokens`` only."""
+    omit: tuple[Literal["temperature", "seed", "max_tokens"], ...] = ()
+    """What a chat request leaves out, for servers that refuse it. What is left out is the server's
+    own choice: sampled and greedy may then be the same."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Added to every request as it is, such as ``{reasoning_effort: low}``."""
+    answer_s: Seconds = 600.0
+    """How long one answer may take; ``deadlines.generate_s`` bounds it with all its retries."""
+    num_retries: Annotated[int, Field(ge=0)] = 6
+    """How often a request is sent again that met no connection, a limit of requests (429, after
+    ``Retry-After``) or a server error."""
