@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart_core.contracts.spec import PluginSpec
-from rollart_core.types import Message, TokenSpan
+from rollart_core.types import Message, TokenSpan, ToolCall, ToolSpec
 
 FinishReason = Literal["stop", "length", "abort"]
 KvOnSwap = Literal["recompute", "keep"]
@@ -24,17 +24,23 @@ Health = Literal["up", "down", "lost"]
 class InferenceEngineSpec(PluginSpec):
     """What an inference engine says of itself."""
 
+    keeps_deterministic: bool = True
+    """Whether ``deterministic: true`` can be had with it: the same seeds, the same tokens."""
+    takes_index: bool = False
+    """Whether it is built with ``engine_index``: its number among the engines of the run, from 0,
+    the same after a restart."""
+
     takes_text: bool = False
     """True when it also serves a model whose tokens only its server knows (``model.kind:
     remote``): see :attr:`GenerateRequest.messages`."""
+    follows_training: bool = True
+    """False when its weights stay what they are: it is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn's generation."""
 
-    follows_training: bool = True
-    """False when its weights stay what they are: it is for evaluation only."""
     request_id: str
     """Unique among requests in flight."""
     token_ids: Sequence[int]
@@ -55,6 +61,8 @@ class GenerateRequest:
     """Whose turn it is: a placement may keep environments apart."""
     messages: Sequence[Message] | None = None
     """The conversation as text, instead of ``token_ids``; for engines that take text."""
+    tools: Sequence[ToolSpec] = ()
+    """What may be called; said only with ``messages`` (``token_ids`` hold them already)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class TextAnswer:
     """As the server counts them; 0 where it does not say."""
     num_new_tokens: int = 0
     """The same."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """As the server took them out of what the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from rollart_core.types import ToolCall
+from rollart_core.types import Message, ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral"]
 TOOL_FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
@@ -28,6 +28,8 @@ _PYTHON_TAG = "<|python_tag|>"
 _CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 TOOL_MARKS: dict[ToolFormat, str] = {"hermes": _OPEN, "llama3": _PYTHON_TAG, "mistral": _CALLS}
 """What stands before a call. In some tokenizers it is a special token."""
+UNREADABLE = "unreadable"
+"""What stands for the name of a call that is none."""
 _THOUGHT = "</think>"
 _OPENS_THOUGHT = "<think>"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -99,6 +101,18 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, turn: int = 0) -> Parse
     return ParsedCalls(thought + mark + found.content, calls, tuple(found.errors))
 
 
+def checked_calls(content: str, calls: Sequence[ToolCall]) -> ParsedCalls:
+    """Return what a server has taken apart, with arguments that are no JSON object as errors."""
+    good, errors = [], []
+    for call in calls:
+        found = _Found()
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        _take_arguments(found, name, arguments, arguments)
+        good += [call] if found.calls else []
+        errors += found.errors
+    return ParsedCalls(content, tuple(good), tuple(errors))
+
+
 def call_id(turn: int, index: int) -> str:
     """Return the id of a call: nine letters and digits, the same in every run."""
     number, digits = turn * 1296 + index, ""
@@ -106,6 +120,27 @@ def call_id(turn: int, index: int) -> str:
         number, digit = divmod(number, 36)
         digits = _DIGITS[digit] + digits
     return f"call{digits}"
+
+
+def as_called(parsed: ParsedCalls, turn: int) -> Message | None:
+    """Return the policy's message with its calls; None when it has none.
+
+    What was meant as a call and is none is among them, after the good ones, with what the policy
+    wrote for its argument: its answer is an error, and answers need a call.
+    """
+    bad = [
+        ToolCall(
+            id=call_id(turn, index),
+            type="function",
+            function={
+                "name": UNREADABLE,
+                "arguments": json.dumps({"text": error.text}, ensure_ascii=False),
+            },
+        )
+        for index, error in enumerate(parsed.errors, len(parsed.calls))
+    ]
+    calls = [*parsed.calls, *bad]
+    return Message(role="assistant", content=parsed.content, tool_calls=calls) if calls else None
 
 
 def _hermes(text: str) -> _Found:

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
@@ -20,7 +20,8 @@ from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.rollout.agent_host import AgentHost
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.types import Observation
+from rollart_core.tools.tool_set import checked_tools
+from rollart_core.types import Message, Observation, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Observed:
     invalid_action: bool = False
     cut_chars: int = 0
     """How many characters of the observation were left out."""
+    tools: tuple[ToolSpec, ...] = ()
+    """What the policy may call in this episode; of a reset."""
 
     @property
     def done(self) -> bool:
@@ -106,7 +109,9 @@ class EnvWorker:
                 )
                 if not isinstance(answer, tuple) or len(answer) != 2:
                     raise TypeError("reset must return (observation, info)")
-                return self._observed(answer[0], 0.0, (False, False), answer[1])
+                first = self._observed(answer[0], 0.0, (False, False), answer[1])
+                tools = answer[1].get("tools")
+                return replace(first, tools=checked_tools(tools)) if tools else first
 
     async def step(self, episode_id: str, action: str, *, timeout_s: float) -> Observed:
         """Act in an episode.
@@ -296,11 +301,36 @@ def _result(result: AgentResult) -> AgentResult:
 def _checked(observation: Any) -> Observation:
     """Return the observation if it is one, without lone surrogates (no tokenizer takes them)."""
     if isinstance(observation, str):
-        return observation.encode("utf-8", "replace").decode()
+        return _encodable(observation)
     if isinstance(observation, list) and all(_is_message(m) for m in observation):
-        return [{"role": m["role"], "content": m["content"]} for m in observation]
+        return [_plain(m) for m in observation]
     raise TypeError(
         f"observation must be str or list of messages, not {type(observation).__name__}"
+    )
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    """Return the message with what it says of tools, and nothing else."""
+    plain = Message(role=message["role"], content=_encodable(message["content"]))
+    if isinstance(message.get("tool_call_id"), str):
+        plain["tool_call_id"] = message["tool_call_id"]
+    if isinstance(message.get("name"), str):
+        plain["name"] = message["name"]
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
+    return plain
+
+
+def _plain_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    return ToolCall(
+        id=str(call["id"]),
+        type="function",
+        function={"name": str(function["name"]), "arguments": str(function["arguments"])},
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,14 +17,18 @@ from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import (
     CancelledFailure,
     ContextOverflow,
+    EnvironmentFailure,
     EpisodeError,
     InferenceFailure,
     boundary,
 )
+from rollart_core.models.tool_calls import ParsedCalls
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, Observed
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
+from rollart_core.rollout.tool_turn import step_with_tools
+from rollart_core.tools.tool_set import ToolSet
 from rollart_core.types import (
     Failure,
     Message,
@@ -32,6 +36,7 @@ from rollart_core.types import (
     Sample,
     Status,
     Ticket,
+    ToolSpec,
     Trajectory,
     Turn,
     sampling_key,
@@ -54,6 +59,17 @@ class Talk(Protocol):
     @property
     def prompt(self) -> list[int]:
         """The whole row so far."""
+
+    @property
+    def parsed(self) -> ParsedCalls | None:
+        """The newest action, taken apart; None without tools."""
+
+    @property
+    def newest(self) -> Message:
+        """The newest action as a message, with its calls if it has any."""
+
+    def offer(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell the policy what it may call."""
 
     def room(self) -> int:
         """Return how many tokens it may still grow by."""
@@ -104,6 +120,7 @@ class _Record:
     env_return: float = 0.0
     last: Observed | None = None
     truncated: bool = False
+    tools: ToolSet | None = None
 
 
 async def run_episode(
@@ -176,6 +193,10 @@ async def _play(
     try:
         async with parts.envs.episode(session_id, parts.limits.timeouts) as episode:
             observed = await episode.reset(parts.env, ticket)
+            if observed.tools:
+                with boundary(EnvironmentFailure, "tools"):
+                    record.tools = ToolSet(observed.tools)
+                    conversation.offer(record.tools.specs)
             while not record.truncated:
                 with boundary(InferenceFailure, "conversation"):
                     conversation.observe(observed.observation)
@@ -218,7 +239,11 @@ async def _turn(
     with boundary(InferenceFailure, "conversation"):
         action = conversation.record(result)
     generated, counted = time.perf_counter(), result.text
-    answer = await episode.step(action)
+    said, parsed = conversation.newest, conversation.parsed
+    if record.tools is None or parsed is None:
+        answer = await episode.step(action)
+    else:
+        answer = await step_with_tools(episode, parsed, len(record.turns), record.tools)
     record.turns.append(
         Turn(
             observation=_text(observed.observation),
@@ -231,7 +256,7 @@ async def _turn(
             step_s=time.perf_counter() - generated,
         )
     )
-    record.messages += [*_messages(observed.observation), {"role": "assistant", "content": action}]
+    record.messages += [*_messages(observed.observation), said]
     record.env_return += answer.reward
     record.last = answer
     return answer
@@ -256,6 +281,7 @@ def _generate_request(
         sampling_key=sampling_key(parts.seed, ticket.ticket_id, turn),
         env_id=ticket.task.env_id,
         messages=conversation.messages if isinstance(conversation, TextConversation) else None,
+        tools=conversation.tools if isinstance(conversation, TextConversation) else (),
     )
 
 

@@ -11,16 +11,31 @@ from collections.abc import Sequence
 
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import InferenceFailure
-from rollart_core.types import Message, Observation, Sample
+from rollart_core.models.tool_calls import ParsedCalls, as_called, checked_calls
+from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
 class TextConversation:
     """Keep the messages of one episode; see the module."""
 
-    __slots__ = ("_messages",)
+    __slots__ = ("_messages", "_num_turns", "parsed", "tools")
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
+        self._num_turns = 0
+        self.tools: tuple[ToolSpec, ...] = ()
+        """What the model may call."""
+        self.parsed: ParsedCalls | None = None
+        """The newest action, taken apart; None without tools."""
+
+    def offer(self, tools: Sequence[ToolSpec]) -> None:
+        """Tell the model what it may call."""
+        self.tools = tuple(tools)
+
+    @property
+    def newest(self) -> Message:
+        """The newest message: right after :meth:`record` that of the model, with its calls."""
+        return self._messages[-1]
 
     @property
     def prompt(self) -> list[int]:
@@ -51,8 +66,18 @@ class TextConversation:
         if result.text is None:
             message = "generate: the engine answered tokens where it was given text"
             raise InferenceFailure(message, boundary="generate")
-        self._messages.append(Message(role="assistant", content=result.text.content))
-        return result.text.content
+        said = result.text.content
+        called: Message | None = None
+        if self.tools:
+            self.parsed = checked_calls(said, result.text.tool_calls)
+            called = as_called(self.parsed, self._num_turns)
+        self._messages.append(called or Message(role="assistant", content=said))
+        self._num_turns += 1
+        if called is None:
+            return said
+        calls = [call["function"] for call in called["tool_calls"]]
+        written = [f"{call['name']}({call['arguments']})" for call in calls]
+        return "\n".join([said, *written]).strip()
 
     def samples(self) -> tuple[Sample, ...]:
         """Return none."""

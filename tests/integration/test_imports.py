@@ -51,7 +51,7 @@ ROOMS = (
         *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
         *("isolation", "registry", "resolve", "resolve_envs", "resolve_plugin"),
     ),
-    ("models", "rollout", "engine", "train", "weights", "plan"),
+    ("models", "rollout", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
 )

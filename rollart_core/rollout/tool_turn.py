@@ -1,0 +1,123 @@
+"""Between the policy and an environment with tools: what is called, and what is answered.
+
+Takes: a parsed message of the policy, the tools, and an environment's episode. Gives: what the
+policy is shown next. Never: fails an episode for what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from rollart_core.errors import EnvironmentFailure, boundary
+from rollart_core.models.tool_calls import UNREADABLE, ParsedCalls, call_id
+from rollart_core.rollout.env_pool import EnvEpisode
+from rollart_core.rollout.env_worker import Observed
+from rollart_core.tools.action import Call, ToolAction
+from rollart_core.tools.tool_set import ToolSet
+from rollart_core.types import Message, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTurn:
+    """What one message of the policy asks, and what is wrong with it."""
+
+    action: str | None
+    """For ``env.step``; None when nothing that was called can be made."""
+    order: tuple[str, ...]
+    """Ids of all calls, as they were written."""
+    made: tuple[Call, ...]
+    """Those that the environment is to make."""
+    errors: tuple[Message, ...]
+    """Answers to the others."""
+
+
+def tool_turn(parsed: ParsedCalls, turn: int, tools: ToolSet) -> ToolTurn:
+    """Return what to do with a message of the policy.
+
+    What is not JSON, names no tool or has wrong arguments is answered here; the environment gets
+    what is left, or the message as content where nothing was called.
+    """
+    errors: list[Message] = []
+    made: list[Call] = []
+    for call in parsed.calls:
+        name = call["function"]["name"]
+        arguments = json.loads(call["function"]["arguments"])
+        problem = tools.problem(name, arguments)
+        if problem is None:
+            made.append(Call(name, arguments, call["id"]))
+        else:
+            errors.append(_error(call["id"], name, problem))
+    for index, bad in enumerate(parsed.errors, len(parsed.calls)):
+        errors.append(_error(call_id(turn, index), UNREADABLE, bad.reason))
+    asked = made or not errors
+    return ToolTurn(
+        ToolAction(parsed.content, tuple(made)).text() if asked else None,
+        tuple(call["id"] for call in parsed.calls),
+        tuple(made),
+        tuple(errors),
+    )
+
+
+async def step_with_tools(
+    episode: EnvEpisode, parsed: ParsedCalls, turn: int, tools: ToolSet
+) -> Observed:
+    """Have the environment make the calls, and return its answers with the errors.
+
+    Raises:
+        EnvironmentFailure: As ``step`` does, or when a call is not answered.
+    """
+    with boundary(EnvironmentFailure, "tools"):  # a schema may refer to what is not there
+        asked = tool_turn(parsed, turn, tools)
+    if asked.action is None:
+        return Observed(list(asked.errors), invalid_action=True)
+    answer = await episode.step(asked.action)
+    with boundary(EnvironmentFailure, "env.step"):
+        shown = answered(asked, answer.observation, done=answer.done)
+    invalid = answer.invalid_action or bool(asked.errors)
+    return replace(answer, observation=shown, invalid_action=invalid)
+
+
+def answered(turn: ToolTurn, observation: Observation, *, done: bool) -> Observation:
+    """Return what the policy is shown: the environment's answers and the errors, in their order.
+
+    Args:
+        turn: What was asked.
+        observation: What ``env.step`` returned. A text answers the only call.
+        done: The episode is over: what is left unanswered does not matter.
+
+    Raises:
+        ValueError: When a call is not answered, or an answer belongs to none.
+    """
+    if isinstance(observation, str):
+        if not turn.made and not turn.errors:
+            return observation
+        role = "tool" if len(turn.made) == 1 else "user"
+        observation = [Message(role=role, content=observation)] if turn.made else []
+    shown: list[Message] = [_named(message, turn.made) for message in observation]
+    ids = [message["tool_call_id"] for message in shown if message["role"] == "tool"]
+    wanted = [call.id for call in turn.made]
+    if not done and sorted(ids) != sorted(wanted):
+        raise ValueError(f"each call takes one tool message: calls {wanted}, answers {ids}")
+    if not turn.errors:
+        return shown
+    order = {each: index for index, each in enumerate(turn.order)}
+    last = len(order)
+    return sorted([*shown, *turn.errors], key=lambda m: order.get(m.get("tool_call_id", ""), last))
+
+
+def _named(message: Message, made: tuple[Call, ...]) -> Message:
+    """Return a tool message with the call that it answers; the only call need not be named."""
+    if message["role"] != "tool":
+        return message
+    if "tool_call_id" not in message and len(made) == 1:
+        message = {**message, "tool_call_id": made[0].id}
+    names = {call.id: call.name for call in made}
+    given = message.get("tool_call_id", "")
+    if given not in names:
+        raise ValueError(f"a tool message answers {given!r}, which was not called")
+    return {**message, "name": names[given]}
+
+
+def _error(call: str, name: str, problem: str) -> Message:
+    return Message(role="tool", content=f"error: {problem}", tool_call_id=call, name=name)

@@ -1,0 +1,1 @@
+"""Tools that an environment offers: what they are, how they are called, where they come from."""
