@@ -233,6 +233,10 @@ class Conversation:
             self._called,
         )
 
+    def begins(self, token_ids: Sequence[int], mark: Mark) -> bool:
+        """Whether the tokens begin with those of the present row up to ``mark``."""
+        return list(token_ids[: mark.num_tokens]) == self._row[: mark.num_tokens]
+
     def upto(self, mark: Mark) -> Conversation:
         """Return a branch that begins with the tokens up to ``mark``, of the present row.
 

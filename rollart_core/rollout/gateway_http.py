@@ -7,7 +7,7 @@ recorded. A program that hangs up cancels its handler, and with it the generatio
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
@@ -16,9 +16,17 @@ from rollart_core.errors import InferenceFailure
 from rollart_core.rollout.gateway_body import Body, Wishes, parse
 from rollart_core.rollout.gateway_chat import chat_chunks, chat_request, chat_response
 from rollart_core.rollout.gateway_errors import RequestError, engine_failed, unsupported
+from rollart_core.rollout.gateway_responses import (
+    response,
+    response_events,
+    response_id,
+    response_request,
+)
 from rollart_core.rollout.gateway_seat import GatewaySeat
 from rollart_core.rollout.gateway_shape import Said
+from rollart_core.rollout.gateway_text import text_chunks, text_request, text_response
 from rollart_core.rollout.transcript import Ask, Transcript
+from rollart_core.types import ToolSpec
 
 if TYPE_CHECKING:
     from rollart_core.rollout.gateway import Gateway
@@ -42,6 +50,8 @@ class GatewayServer:
         app = web.Application(client_max_size=gateway.settings.max_body_bytes)
         for prefix in ("/v1", "/episodes/{slug}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._with_seat(self._chat))
+            app.router.add_post(f"{prefix}/completions", self._with_seat(self._text))
+            app.router.add_post(f"{prefix}/responses", self._with_seat(self._response))
             app.router.add_get(f"{prefix}/models", self._with_seat(self._models))
             app.router.add_get(f"{prefix}/models/{{model:.+}}", self._with_seat(self._model))
         app.router.add_get("/health", self._health)
@@ -93,13 +103,35 @@ class GatewayServer:
 
     async def _chat(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
         asked = chat_request(await _body(request))
-        tokenizer = self._gateway.tokenizer
-        if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
-            raise unsupported("tools", "the chat template of this model knows no tools")
+        self._check(asked.tools)
         said = await self._said(seat, lambda t: t.ask(asked.messages, asked.tools), asked.wishes)
+        tokenizer = self._gateway.tokenizer
         if asked.wishes.stream:
-            return await _stream(request, chat_chunks(said, tokenizer))
+            return await _stream(request, _data(chat_chunks(said, tokenizer)))
         return _json(chat_response(said, tokenizer))
+
+    async def _text(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
+        tokenizer = self._gateway.tokenizer
+        asked = text_request(await _body(request), tokenizer.vocab_size)
+        said = await self._said(seat, lambda t: t.ask_text(asked.prompt), asked.wishes)
+        if asked.wishes.stream:
+            return await _stream(request, _data(text_chunks(said, tokenizer)))
+        return _json(text_response(said, tokenizer))
+
+    async def _response(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
+        asked = response_request(await _body(request), seat.responses)
+        self._check(asked.tools)
+        said = await self._said(seat, lambda t: t.ask(asked.messages, asked.tools), asked.wishes)
+        seat.responses[response_id(said)] = [*asked.talk, said.message]
+        if asked.wishes.stream:
+            return await _stream(request, _named(response_events(asked, said)))
+        return _json(response(asked, said))
+
+    def _check(self, tools: Sequence[ToolSpec]) -> None:
+        """Refuse tools that the policy would not hear of."""
+        tokenizer = self._gateway.tokenizer
+        if tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+            raise unsupported("tools", "the chat template of this model knows no tools")
 
     async def _said(
         self, seat: GatewaySeat, show: Callable[[Transcript], Ask], wishes: Wishes
@@ -144,21 +176,31 @@ def _json(value: object) -> web.Response:
 
 
 def _refusal(error: RequestError) -> web.Response:
-    response = web.Response(
+    answer = web.Response(
         body=_dumped(error.body()), status=error.status, content_type="application/json"
     )
-    response.headers["x-should-retry"] = "true" if error.retried else "false"
-    return response
+    answer.headers["x-should-retry"] = "true" if error.retried else "false"
+    return answer
 
 
-async def _stream(request: web.Request, chunks: Iterable[dict[str, Any]]) -> web.StreamResponse:
+def _data(chunks: Iterable[dict[str, Any]]) -> list[bytes]:
+    """Return chunks as events, with the one that ends a stream."""
+    return [*(b"data: " + _dumped(chunk) + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
+
+
+def _named(events: Iterable[dict[str, Any]]) -> list[bytes]:
+    return [
+        f"event: {event['type']}\ndata: ".encode() + _dumped(event) + b"\n\n" for event in events
+    ]
+
+
+async def _stream(request: web.Request, events: Sequence[bytes]) -> web.StreamResponse:
     """Send an answer as server-sent events, all at once: engines answer whole turns."""
-    events = [b"data: " + _dumped(chunk) + b"\n\n" for chunk in chunks]
-    response = web.StreamResponse(headers=_EVENTS)
-    await response.prepare(request)
-    await response.write(b"".join([*events, b"data: [DONE]\n\n"]))
-    await response.write_eof()
-    return response
+    answer = web.StreamResponse(headers=_EVENTS)
+    await answer.prepare(request)
+    await answer.write(b"".join(events))
+    await answer.write_eof()
+    return answer
 
 
 def _dumped(value: object) -> bytes:

@@ -74,6 +74,8 @@ class GatewaySeat:
         """Set when no turn is left: nothing more will be answered."""
         self.num_hung_up = 0
         """Requests whose program did not wait for the answer."""
+        self.responses: dict[str, list[Message]] = {}
+        """What was said up to each answer of the responses API, by its id."""
         self.closed = False
         self.start_version = 0
         """Policy version the engines held when it began."""

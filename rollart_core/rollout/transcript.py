@@ -53,6 +53,16 @@ class _End:
     text: str = ""
     """Of a raw completion: prompt and answer."""
 
+    def source(self) -> Conversation:
+        """Return the conversation whose present row this lies in."""
+        return self.branch.earlier.get(self.mark.row, self.branch.conversation)
+
+    def leads_to(self, prompt: str | Sequence[int]) -> bool:
+        """Whether a raw prompt begins with what stands here."""
+        if isinstance(prompt, str):
+            return prompt.startswith(self.text)
+        return self.source().begins(prompt, self.mark)
+
 
 @dataclass(slots=True, eq=False)
 class _Node:
@@ -155,19 +165,17 @@ class Transcript:
 
     def ask_text(self, prompt: str | Sequence[int]) -> Ask:
         """Return the prompt of a raw completion: a text, or its tokens."""
+        known = [end for end in self._texts if end.leads_to(prompt)]
+        longest = max((end.mark.num_tokens for end in known), default=0)
+        ends = [end for end in known if end.mark.num_tokens == longest]
+        branch, conversation = self._from(ends)
         if isinstance(prompt, str):
-            known = [end for end in self._texts if prompt.startswith(end.text)]
-            longest = max((len(end.text) for end in known), default=0)
-            ends = [end for end in known if len(end.text) == longest]
-            branch, conversation = self._from(ends)
-            conversation.show_tokens(self._tokenizer.encode(prompt[longest:]))
-            ask = self._asked(branch, conversation)
-            ask.text = prompt
+            shown = len(ends[0].text) if ends else 0
+            conversation.show_tokens(self._tokenizer.encode(prompt[shown:]))
         else:
-            branch, conversation = self._from([])
-            conversation.show_tokens(prompt)
-            ask = self._asked(branch, conversation)
-            ask.text = self._tokenizer.decode(prompt)
+            conversation.show_tokens(prompt[longest:])
+        ask = self._asked(branch, conversation)
+        ask.text = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
         return ask
 
     def record(self, ask: Ask, result: GenerateResult, *, stop: Sequence[str] = ()) -> Answer:
@@ -221,9 +229,7 @@ class Transcript:
             if end.branch.newest is end and not end.branch.busy:
                 return end.branch, end.branch.conversation.copy()
         if ends:
-            end = ends[0]
-            source = end.branch.earlier.get(end.mark.row, end.branch.conversation)
-            conversation = source.upto(end.mark)
+            conversation = ends[0].source().upto(ends[0].mark)
         else:
             conversation = Conversation(
                 self._tokenizer, max_context_tokens=self._max_context_tokens, tools=tools
