@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
-from chat_templates import tokenizer_with
+from chat_templates import TEMPLATES, tokenizer_with
 from talks import result
+from tool_templates import tool_tokenizer
 
 from rollart_core.rollout.env_pool import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
@@ -100,8 +101,10 @@ class Http:
             assert r.status == 200, await r.text()
             assert r.content_type == "text/event-stream"
             lines = (await r.text()).split("\n\n")
-        assert lines[-2:] == ["data: [DONE]", ""]
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        assert lines.pop() == ""
+        if path != "responses":
+            assert lines.pop() == "data: [DONE]"
+        return [json.loads(line.partition("data: ")[2]) for line in lines]
 
 
 @asynccontextmanager
@@ -109,7 +112,7 @@ async def at_gateway(
     name="ours", answers=(), *, delay_s=0.0, max_context_tokens=2000, ticket=TICKET, **limits
 ) -> AsyncIterator[tuple]:
     """Give gateway, engine, seat and client of one episode."""
-    tokenizer = tokenizer_with(name)
+    tokenizer = tokenizer_with(name) if name in TEMPLATES else tool_tokenizer(name)
     engine = Scripted(tokenizer, answers, delay_s)
     settings = GatewaySettings(max_context_tokens=max_context_tokens, seed=1)
     gateway = Gateway(engine, tokenizer, settings)
