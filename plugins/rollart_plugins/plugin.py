@@ -38,6 +38,7 @@ def rollart_weight_channels() -> list[WeightChannelSpec]:
     """Return the built-in weight channels."""
     return [
         WeightChannelSpec(
+            keeps_deterministic=False,
             id="rollart/SharedMemory-v1",
             alias="shared-memory",
             entry_point="rollart_plugins.weights.shared_memory:SharedMemoryChannel",

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from openai_server import OpenAIServer
+from pydantic import BaseModel
 from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 
 from rollart_core import registry
@@ -86,10 +88,24 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return [CheckResult("start", Outcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
         return [CheckResult("start", Outcome.SKIP, why)]
+    if plugin_id in NEEDS_A_SERVER:
+        return [CheckResult("start", Outcome.SKIP, NEEDS_A_SERVER[plugin_id])]
+    if plugin_id == "rollart/Judge-v1":
+        with OpenAIServer(lambda text: "Verdict: 7") as server:
+            options = {**OPTIONS[plugin_id], "base_url": server.url}
+            return check_part(kind, plugin_id, folder, options)
     return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
 
 
-OPTIONS = {"rollart/Process-v1": {"trusted": True}, "rollart/Docker-v1": IN_DOCKER}
+NEEDS_A_SERVER = {
+    "rollart/OpenAI-v1": "it needs a running server: tests/integration/test_openai_engine.py",
+}
+OPTIONS = {
+    "rollart/Process-v1": {"trusted": True},
+    "rollart/Docker-v1": IN_DOCKER,
+    "rollart/OpenAI-v1": {"base_url": "http://127.0.0.1:9/v1"},
+    "rollart/Judge-v1": {"base_url": "http://127.0.0.1:9/v1", "model": "parrot", "rubric": "Good?"},
+}
 """What a plugin has to be told before it works at all."""
 
 
@@ -146,8 +162,15 @@ def test_says_what_it_is(kind, plugin_id):
     assert spec.summary.endswith(".")
     assert made.__doc__
     if spec.config is not None:
-        defaults = registry.checked_options(kind, plugin_id, {})
-        assert defaults == registry.config_model(kind, plugin_id)().model_dump()
+        model = registry.config_model(kind, plugin_id)
+        assert model is not None
+        needed = {k: v for k, v in OPTIONS.get(plugin_id, {}).items() if _is_required(model, k)}
+        defaults = registry.checked_options(kind, plugin_id, needed)
+        assert defaults == model(**needed).model_dump()
+
+
+def _is_required(model: type[BaseModel], name: str) -> bool:
+    return name in model.model_fields and model.model_fields[name].is_required()
 
 
 @EACH

@@ -86,6 +86,30 @@ def test_text_goes_out_as_messages_and_comes_back_as_text(text_server: OpenAISer
     }
 
 
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def test_tools_go_out_and_calls_come_back(text_server: OpenAIServer) -> None:
+    calls: list[dict[str, Any]] = [
+        {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1'}},
+        {"id": "a2", "function": {"name": "look", "arguments": {"at": "é"}}},
+    ]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    text_server.change = lambda answer: {
+        **answer,
+        "choices": [{"message": said, "finish_reason": "tool_calls"}],
+    }
+    [result] = run(engine(text_server), asked(tools=[TOOL]))
+    assert text_server.bodies("/v1/chat/completions")[-1]["tools"] == [TOOL]
+    assert result.text is not None
+    assert (result.text.content, result.finish_reason) == ("", "stop")
+    found = [(c["id"], c["function"]["arguments"]) for c in result.text.tool_calls]
+    assert found == [("a1", '{"at": 1'), ("a2", '{"at": "é"}')]
+    calls[0]["function"] = {"arguments": "{}"}
+    with pytest.raises(InferenceFailure, match="a tool call without a name"):
+        run(engine(text_server), asked(tools=[TOOL]))
+
+
 def test_a_request_can_be_shaped_for_servers_with_other_habits(text_server: OpenAIServer) -> None:
     options = {"max_tokens_field": "max_completion_tokens", "omit": ["temperature", "seed"]}
     run(engine(text_server, extra={"reasoning_effort": "low"}, **options))

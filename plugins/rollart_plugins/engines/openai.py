@@ -11,7 +11,6 @@ are the server's prefix cache.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,12 +23,12 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.endpoint.client import EndpointClient, Server
+from rollart_core.endpoint.judge import key_from
 from rollart_core.errors import ConfigError, ContextOverflow, EndpointError, InferenceFailure
 from rollart_plugins.engines.openai_check import Served, check_tokens, served
 from rollart_plugins.engines.openai_config import OpenAIConfig
 from rollart_plugins.engines.openai_wire import text_answer, text_body, token_answer, token_body
 
-DEFAULT_KEY = "OPENAI_API_KEY"
 _TRY_ANEW = frozenset({"unreachable", "slow", "rate", "server", "malformed"})
 """Kinds after which another attempt of the episode may go well."""
 
@@ -222,12 +221,9 @@ def _failure(error: EndpointError) -> InferenceFailure:
 
 
 def _server(config: OpenAIConfig) -> Server:
-    name = config.api_key_env
-    if name is not None and not os.environ.get(name):
-        raise ConfigError(f"engine.api_key_env: the environment has no variable {name}")
     return Server(
         base_url=config.base_url,
-        api_key=os.environ.get(name or DEFAULT_KEY, ""),
+        api_key=key_from(config.api_key_env),
         headers=config.headers,
         answer_s=config.answer_s,
         num_retries=config.num_retries,

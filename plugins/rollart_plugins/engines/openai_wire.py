@@ -11,6 +11,7 @@ too) writes the tokens of the logprobs as ``token_id:<n>``. A prompt may be a li
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from rollart_core.contracts.inference import (
     TextAnswer,
 )
 from rollart_core.errors import EndpointError
-from rollart_core.types import TokenSpan
+from rollart_core.types import FunctionCall, TokenSpan, ToolCall
 from rollart_plugins.engines.openai_config import OpenAIConfig
 
 UNTRUNCATED = {
@@ -66,6 +67,8 @@ def text_body(model: str, request: GenerateRequest, config: OpenAIConfig) -> dic
         "temperature": request.temperature,
         "seed": request.sampling_key & _LARGEST_SEED,
     }
+    if request.tools:
+        body["tools"] = list(request.tools)
     for name in config.omit:
         del body[name]
     if "max_tokens" in body:
@@ -116,7 +119,10 @@ def text_answer(answer: Mapping[str, Any]) -> GenerateResult:
     usage = answer.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     said = TextAnswer(
-        content_of(message), _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        content_of(message),
+        _count(usage, "prompt_tokens"),
+        _count(usage, "completion_tokens"),
+        _tool_calls(message),
     )
     return GenerateResult([], [], (), _finish(choice), _num_cached(answer), text=said)
 
@@ -137,6 +143,27 @@ def content_of(message: Mapping[str, Any]) -> str:
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise malformed(f"a message whose content is a {type(content).__name__}")
+
+
+def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Return the calls; their arguments are whatever the model wrote."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise malformed("tool_calls that are no list")
+    return tuple(_tool_call(call, index) for index, call in enumerate(calls))
+
+
+def _tool_call(call: object, index: int) -> ToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise malformed("a tool call without a function")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str):
+        raise malformed("a tool call without a name")
+    if not isinstance(arguments, str | None):  # some servers give the object itself
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    called = FunctionCall(name=name, arguments=arguments or "{}")
+    return ToolCall(id=str(call.get("id") or f"call{index}"), type="function", function=called)
 
 
 def malformed(what: str) -> EndpointError:

@@ -119,7 +119,6 @@ class OpenAIServer:
             except asyncio.CancelledError:
                 self.num_hung_up += 1
                 raise
-        request["body"] = body
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -131,7 +130,7 @@ class OpenAIServer:
         return web.json_response({"object": "list", "data": rows})
 
     async def _chat(self, request: web.Request) -> web.Response:
-        body = request["body"]
+        body = await request.json()
         words = self.say(body["messages"][-1]["content"])
         answer = {
             "id": "chatcmpl-1",
@@ -149,7 +148,7 @@ class OpenAIServer:
         return _answer((200, self.change(answer), {}))
 
     async def _complete(self, request: web.Request) -> web.Response:
-        body, tokenizer = request["body"], self.tokenizer
+        body, tokenizer = (await request.json()), self.tokenizer
         assert tokenizer is not None, "this server is asked in text"
         prompt = body["prompt"]
         given = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -182,7 +181,7 @@ class OpenAIServer:
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.tokenizer is None or "tokenize" in self.lacks:
             return _answer(failing(404, "Not Found"))
-        ids = self.tokenizer.encode(request["body"]["prompt"])
+        ids = self.tokenizer.encode((await request.json())["prompt"])
         found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids}
         return web.json_response(found)
 
