@@ -532,6 +532,15 @@ class Checkpoint(Section):
     """How many of the newest are kept."""
 
 
+class AgentGateway(Section):
+    """Where agents (environments that own their loop) find the policy."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; env workers on other machines must reach it."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0: any that is free."""
+
+
 class _RunBase(Section):
     name: str = "run"
     """The run directory is ``<runs_dir>/<name>-<time>``."""
@@ -573,6 +582,8 @@ class _RunBase(Section):
     """What failures cost."""
     scaling: Scaling | None = None
     """When parts join and leave by themselves; none: only by hand."""
+    gateway: AgentGateway = AgentGateway()
+    """Where agents find the policy."""
     evaluation: Evaluation = Evaluation()
     """Held-out tasks, before and after."""
     checkpoint: Checkpoint = Checkpoint()

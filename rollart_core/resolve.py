@@ -85,8 +85,11 @@ class ResolvedRun:
             del data["rollout"]["in_flight"]
         if isinstance(self.config.model, RemoteModel):
             del data["rollout"]["max_context_tokens"]
-        if has_no_agent([env.spec for env in self.envs]):
+        specs = [env.spec for env in self.envs]
+        if has_no_agent(specs):
             del data["gateway"]
+        if all(spec.kind == "agent" for spec in specs):
+            del data["rollout"]["max_observation_chars"]
         if all(env.spec.sandbox is None for env in self.envs):
             del data["deadlines"]["sandbox_ttl_s"]
         if self.is_mixed:

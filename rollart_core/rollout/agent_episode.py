@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from rollart_core.contracts.agent import AgentResult, Endpoint, Recorded
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -28,48 +27,16 @@ from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.types import Failure, Message, Sample, Status, Ticket, Trajectory, Turn
+from rollart_core.types import Failure, Status, Ticket, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rollart_core.rollout.gateway import Gateway
+    from rollart_core.rollout.gateway_seat import GatewaySeat
 
 LAST_WORDS_S: Final = 10.0
 """How long a program may go on once its budget is spent; what it leaves is judged."""
 STOP_S: Final = 15.0
 """How long its end may take after that."""
-
-
-class Seat(Protocol):
-    """One running episode at the gateway."""
-
-    base_url: str
-    api_key: str
-    turns: list[Turn]
-    truncated: bool
-    spent: asyncio.Event
-    """Set when no turn is left: it will answer no more."""
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The conversation of the last answered request."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why an answer is missing."""
-
-    def samples(self) -> tuple[Sample, ...]:
-        """The token rows so far."""
-
-
-class Endpoints(Protocol):
-    """Whoever opens an endpoint for each episode: the gateway."""
-
-    def episode(
-        self,
-        ticket: Ticket,
-        limits: EpisodeLimits,
-        *,
-        start_version: int = 0,
-        temperature: float | None = None,
-    ) -> AbstractAsyncContextManager[Seat]:
-        """Open the endpoint of one episode; after the block its key is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +45,7 @@ class AgentParts:
 
     env: EnvRef
     envs: EnvPool
-    gateway: Endpoints
+    gateway: Gateway
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
     limits: EpisodeLimits
     model: str = "policy"
@@ -89,7 +56,7 @@ class AgentParts:
 class _Record:
     """What has happened so far."""
 
-    seat: Seat | None = None
+    seat: GatewaySeat | None = None
     result: AgentResult | None = None
     began: float = field(default_factory=time.perf_counter)
 
@@ -186,7 +153,7 @@ async def _play(
 
 
 async def _ended(
-    episode: EnvEpisode, where: Endpoint, seat: Seat, timeout_s: float
+    episode: EnvEpisode, where: Endpoint, seat: GatewaySeat, timeout_s: float
 ) -> EpisodeError | None:
     """Run the program to its end, or a little beyond that of its budget; return what it raised."""
     program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
@@ -203,7 +170,7 @@ async def _ended(
     return None
 
 
-def _judgeable(seat: Seat, error: EpisodeError | None) -> None:
+def _judgeable(seat: GatewaySeat, error: EpisodeError | None) -> None:
     """Raise what keeps the episode from being judged, if anything does."""
     if seat.failure is not None:
         raise InferenceFailure(seat.failure.message, boundary=seat.failure.boundary)

@@ -150,7 +150,7 @@ class _Evaluation:
                 try:
                     report = await self._execute(runtime, run_dir, attempts)
                 finally:
-                    await asyncio.shield(asyncio.ensure_future(runtime.close()))
+                    await asyncio.shield(asyncio.ensure_future(_end(self._envs, runtime)))
         write_json(run_dir / "report.json", report.as_dict())
         return report
 
@@ -164,6 +164,7 @@ class _Evaluation:
         await self._envs.count_tasks(envs)
         router = await runtime.start_engines(path)
         self._envs.wire(envs, router, path)
+        await self._envs.open()
         config = self._config.evaluation
         tasks = self._envs.tasks("evaluation_split", config.tasks)
         sampled = await self._play("sampled", tasks * config.samples_per_task, None, attempts)
@@ -203,6 +204,11 @@ class _Evaluation:
             max_concurrent=self._config.rollout.max_concurrent,
             max_retries=self._config.failures.max_retries,
         )
+
+
+async def _end(envs: RunEnvs, runtime: InlineRuntime) -> None:
+    await envs.close()
+    await runtime.close()
 
 
 def _line(kind: str, trajectory: Trajectory) -> dict[str, object]:

@@ -107,7 +107,8 @@ class _Launch:
                 return report
             finally:
                 try:
-                    await asyncio.shield(asyncio.ensure_future(_end(elastic, runtime)))
+                    ending = _end(elastic, self._envs, runtime)
+                    await asyncio.shield(asyncio.ensure_future(ending))
                 finally:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
@@ -123,6 +124,7 @@ class _Launch:
             router.place(placement)
             router.on_lost = self._fail
             self._envs.wire(envs, router, model_path)
+            await self._envs.open()
         state = await self._begin(runtime, router, trainer, recorder, model_path)
         training = self._training = TrainPhase(
             self._run,
@@ -177,9 +179,9 @@ class _Launch:
         existing = run_dir / "model"
         if self._resume and existing.exists():
             return str(existing)
+        assert isinstance(model, NewModel)
         tasks = self._envs.tasks("split", max(NUM_CORPUS_TASKS, len(self._run.envs)))
         return await runtime.build_model(model, tasks)
-        assert isinstance(model, NewModel)
 
     # Before RL
 
@@ -367,8 +369,9 @@ def new_runtime(run: ResolvedRun, run_dir: Path) -> PartsRuntime:
     return InlineRuntime(run, run_dir)
 
 
-async def _end(elastic: Elastic, runtime: Runtime) -> None:
+async def _end(elastic: Elastic, envs: RunEnvs, runtime: Runtime) -> None:
     await elastic.close()
+    await envs.close()
     await runtime.close()
 
 

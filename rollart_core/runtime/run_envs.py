@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from rollart_core.config import RemoteModel
+from rollart_core.contracts.adapter import split_id
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.resolve import ResolvedEnv, ResolvedRun
@@ -26,6 +27,7 @@ from rollart_core.rollout.episode import (
 )
 from rollart_core.rollout.scoring import scorer
 from rollart_core.rollout.text_conversation import TextConversation
+from rollart_core.runtime.run_agents import RunAgents
 from rollart_core.types import Task, Ticket, Trajectory
 
 WhichSplit = Literal["split", "evaluation_split", "check_split"]
@@ -41,10 +43,14 @@ class RunEnvs:
         self._envs = run.envs
         self._num_tasks: dict[tuple[str, str], int | None] = {}
         self._parts: dict[str, EpisodeParts] = {}
+        self._agent_names: set[str] = set()
+        self._agents: RunAgents | None = None
 
     async def count_tasks(self, workers: EnvPool) -> None:
         """Ask how many tasks each split of each environment has."""
         for env in self._envs:
+            if await _is_agent(env, workers):
+                self._agent_names.add(env.name)
             for split in dict.fromkeys((env.split, env.evaluation_split, env.check_split)):
                 if split:
                     count = await workers.call("num_tasks", env_ref(env), split)
@@ -78,7 +84,12 @@ class RunEnvs:
     def wire(self, workers: EnvPool, engine: Generator, model_path: str) -> None:
         """Make what episodes of each environment are made of."""
         new_conversation, stop_token_ids = self._talk(model_path)
+        if self._agent_names:
+            self._agents = RunAgents(self._run.config, workers, engine, model_path)
         for env in self._envs:
+            if self._agents and env.name in self._agent_names:
+                self._agents.add(env, env_ref(env), self._limits(env))
+                continue
             self._parts[env.name] = EpisodeParts(
                 env=env_ref(env),
                 envs=workers,
@@ -90,6 +101,20 @@ class RunEnvs:
                 seed=self._run.config.seed,
             )
 
+    async def open(self) -> None:
+        """Open the endpoint of agents, where there are any.
+
+        Raises:
+            ConfigError: When it cannot listen.
+        """
+        if self._agents is not None:
+            await self._agents.open()
+
+    async def close(self) -> None:
+        """Close it; may be called twice."""
+        if self._agents is not None:
+            await self._agents.close()
+
     async def run_episode(
         self,
         ticket: Ticket,
@@ -99,6 +124,10 @@ class RunEnvs:
         on_cancel: Callable[[Trajectory], None] | None = None,
     ) -> Trajectory:
         """Execute one attempt of a ticket in the environment its task is of."""
+        if self._agents and self._agents.has(ticket.task.env_id):
+            return await self._agents.run_episode(
+                ticket, start_version, temperature=temperature, on_cancel=on_cancel
+            )
         parts = self._parts[ticket.task.env_id]
         return await run_episode(
             ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
@@ -131,6 +160,14 @@ class RunEnvs:
 def env_ref(env: ResolvedEnv) -> EnvRef:
     """Return how a worker makes the environment."""
     return EnvRef(env.spec.id, env.plugin.options)
+
+
+async def _is_agent(env: ResolvedEnv, workers: EnvPool) -> bool:
+    """Return whether it owns its loop; of a class that nobody registered, nothing but it says."""
+    if ":" in env.spec.id and not split_id(env.spec.id):
+        found: bool = await workers.call("is_agent", env_ref(env))
+        return found
+    return env.spec.kind == "agent"
 
 
 def by_env(tasks: Iterable[Task]) -> Mapping[str, list[Task]]:

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from rollart_core.contracts.agent import AgentTask
 from rollart_core.contracts.env import HasCorpus, HasOracle, TextEnv
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
@@ -92,13 +93,19 @@ def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> 
     That is the environment's ``corpus()`` where it has one, else what its expert reads and writes.
 
     Raises:
-        ConfigError: When the environment has neither ``corpus()`` nor ``oracle()``.
+        ConfigError: When the environment has neither ``corpus()`` nor ``oracle()``, or is an agent
+            without ``corpus()``.
         EnvironmentFailure: When the environment raises.
     """
     if callable(getattr(env, "corpus", None)):
         with boundary(EnvironmentFailure, "env.corpus"):
             yield from cast(HasCorpus, env).corpus()
         return
+    if isinstance(env, AgentTask):
+        raise ConfigError(
+            f"model: {type(env).__name__} is an agent without corpus(), text to train a new "
+            "tokenizer on; give it one, or name a model with model.path"
+        )
     oracle = _oracle(env)
     for task in tasks:
         episode = _episode(env, oracle, task, max_turns)
