@@ -23,7 +23,7 @@ BUILT_INS = tuple(p for p in PACKAGES if p != "rollart_core")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
     *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
-    *("tuf", "securesystemslib", "cryptography", "urllib3"),
+    *("tuf", "securesystemslib", "cryptography", "urllib3", "mcp"),
 }
 MAY_BE_HEAVY = (
     "rollart_core.train.",
