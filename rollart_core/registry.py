@@ -271,6 +271,7 @@ def _adapted(env_id: str) -> Registered:
         entry_point=said.entry_point,
         config=said.config,
         summary=f"{foreign}, through the adapter {said.id}.",
+        kind=said.kind,
     )
     return Registered("environments", made, adapter.plugin)
 

@@ -56,8 +56,34 @@ ENVIRONMENT_SEMANTIC: Final = (
     "reward_in_range",
 )
 
+AGENT_RUNTIME: Final = (
+    "make",
+    "prepare",
+    "run",
+    "finish",
+    "tasks",
+    "same_seed_same_episode",
+    "fresh_processes_agree",
+    "global_random_state",
+    "leaves_the_loop_free",
+    "interleaved_instances",
+    "refused_requests",
+    "ends_when_cancelled",
+    "corpus",
+    "nothing_left_open",
+    "no_box_left",
+    "within_timeouts",
+    "close_twice",
+    "works_offline",
+)
+"""Of an environment whose program owns its loop; the names that others have mean the same."""
+
+AGENTS: Final = "agents"
+"""What environments of kind agent are here; everywhere else they are environments."""
+
 PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
     "environments": {"runtime": ENVIRONMENT_RUNTIME, "semantic": ENVIRONMENT_SEMANTIC},
+    AGENTS: {"runtime": AGENT_RUNTIME, "semantic": ENVIRONMENT_SEMANTIC},
     "rewards": {
         "runtime": ("make", "group_size"),
         "semantic": ("score", "same_request_same_score"),

@@ -11,17 +11,22 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 from rollart_core import registry
+from rollart_core.check.catalogue import AGENTS
 from rollart_core.check.offline import bring_loopback_up
 from rollart_core.check.parts import check_part
-from rollart_core.check.transcript import transcript
+from rollart_core.check.transcript import agent_transcript, transcript
 from rollart_core.check.watch import SharedWatch
 from rollart_core.errors import first_line
+from rollart_core.testing.agent_checks import AGENT_BASIC, run_agent_checks
+from rollart_core.testing.agent_play import AgentSubject
+from rollart_core.testing.agent_play import limits_s as agent_limits_s
 from rollart_core.testing.env_checks import BASIC, run_env_checks
 from rollart_core.testing.play import Subject
 from rollart_core.testing.results import CheckResult, Outcome
@@ -38,7 +43,7 @@ def main() -> None:
     if job.get("offline"):
         bring_loopback_up()
     with os.fdopen(job["fd"], "w", encoding="utf-8", buffering=1) as pipe:
-        if job["kind"] == "environments":
+        if job["kind"] in ("environments", AGENTS):
             _environment(job, partial(_send, pipe))
         else:
             _part(job, partial(_send, pipe))
@@ -60,22 +65,44 @@ def _environment(job: dict[str, Any], send: Callable[..., None]) -> None:
         _done(send, CheckResult("make", Outcome.FAIL, f"{type(e).__name__}: {first_line(str(e))}"))
         return
     spec = subject.spec
-    send(limits=limits_s(subject), deterministic=spec.deterministic, network=spec.network)
+    playing = _playing(subject)
+    send(limits=playing.limits_s, deterministic=spec.deterministic, network=spec.network)
     tell = partial(_done, send)
-    run = partial(run_env_checks, subject, begin=lambda name: send(begin=name), done=tell)
-    before = run(only=[name for name in BASIC if name in job["checks"] or job["transcript"]])
+    run = partial(playing.run_checks, begin=lambda name: send(begin=name), done=tell)
+    needed = playing.basic if job["transcript"] else job["checks"]
+    before = run(only=[name for name in playing.basic if name in needed])
     if job["transcript"]:
         send(begin=FRESH)
-        send(transcript=transcript(subject))
+        send(transcript=playing.transcript())
         send(begin="")
-    run(only=[name for name in job["checks"] if name not in BASIC], before=before)
+    run(only=[name for name in job["checks"] if name not in playing.basic], before=before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Playing:
+    """How a subject is played: step by step, or by the program of an agent task."""
+
+    limits_s: Mapping[str, float]
+    basic: Sequence[str]
+    run_checks: Callable[..., list[CheckResult]]
+    transcript: Callable[[], list[dict[str, Any]]]
+
+
+def _playing(subject: Subject) -> _Playing:
+    if isinstance(subject, AgentSubject):
+        limits = agent_limits_s(subject.spec.timeouts)
+        run_agent = partial(run_agent_checks, subject)
+        return _Playing(limits, AGENT_BASIC, run_agent, partial(agent_transcript, subject))
+    run_steps = partial(run_env_checks, subject)
+    return _Playing(limits_s(subject), BASIC, run_steps, partial(transcript, subject))
 
 
 def _subject(job: dict[str, Any]) -> Subject:
     plugin_id, options = job["id"], job["options"]
     spec = registry.env_spec(plugin_id, options)
     make = cast("Any", partial(registry.make, plugin_id, **options))
-    return Subject(make, spec, watch=SharedWatch(Path(job["watch"])))
+    of_kind = AgentSubject if job["kind"] == AGENTS else Subject
+    return of_kind(make, spec, watch=SharedWatch(Path(job["watch"])))
 
 
 def _part(job: dict[str, Any], send: Callable[..., None]) -> None:

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollart_core.check import offline
+from rollart_core.check.catalogue import AGENTS
 from rollart_core.check.process import Child, Ended, Message, environ, said_results
 from rollart_core.check.transcript import error, parting
+from rollart_core.testing.agent_checks import AGENT_CHECKS, AGENT_NEEDS
 from rollart_core.testing.env_checks import CHECKS, NEEDS
 from rollart_core.testing.results import CheckResult, Outcome
 
 FRESH: Final = "fresh_processes_agree"
 OFFLINE: Final = "works_offline"
-_TIMED: Final = ("reset", "step", "close")
+_TIMED: Final = ("reset", "step", "prepare", "finish", "close")
+_REPEATS: Final = (*NEEDS["same_verdict_twice"], *AGENT_NEEDS["same_verdict_twice"])
 _TIMED_CHECKS: Final = ("within_timeouts",)
 _WHILE_FRESH: Final = f"not judged while {FRESH} fails"
 _CHILD: Final = "rollart_core.check.child"
@@ -47,7 +50,8 @@ def check_environment(
         heard: Told the name of each check as it begins.
     """
     compared = FRESH in names or OFFLINE in names
-    own = [name for name in names if name in CHECKS]
+    known = AGENT_CHECKS if job["kind"] == AGENTS else CHECKS
+    own = [name for name in names if name in known]
     with tempfile.TemporaryDirectory(prefix="rollart-check-") as elsewhere:
         second = _Second(job, paths, Path.cwd() if job["options"] else Path(elsewhere), until)
         with ThreadPoolExecutor(1) as beside:
@@ -109,7 +113,7 @@ def _compared(
 ) -> dict[str, CheckResult]:
     """Judge what needs a second process: is it the same there, and without a network?"""
     failed = [name for name, result in found.items() if result.outcome is Outcome.FAIL]
-    blocked = [name for name in failed if name in (*NEEDS["same_verdict_twice"], *_TIMED_CHECKS)]
+    blocked = [name for name in failed if name in (*_REPEATS, *_TIMED_CHECKS)]
     own_error = error(first.said("transcript") or [])
     if blocked or (own_error and failed):
         reason = f"not judged while {(blocked or failed)[0]} fails"

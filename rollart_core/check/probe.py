@@ -78,6 +78,8 @@ def kind_of(path: str) -> str:
             contracts = importlib.import_module(where)
             if issubclass(found, tuple(getattr(contracts, base) for base in bases)):
                 return kind
+        if all(callable(getattr(found, name, None)) for name in ("prepare", "run", "finish")):
+            return "agents"
     except Exception:
         return "environments"  # whose check will say what is wrong
     return "environments"

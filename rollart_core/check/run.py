@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollart_core import registry
-from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of, wanted
+from rollart_core.check.catalogue import AGENTS, PARTS, STATIC, checked_only, checks_of, wanted
 from rollart_core.check.environment import check_environment
 from rollart_core.check.process import Child, Message, environ, said_results
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import MAX_IMPORT_S, NO_FACTS, Facts, run_static_checks
 from rollart_core.check.target import KINDLESS, Target, open_target
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UnknownIdError, UserError
 from rollart_core.testing.results import CheckResult, Outcome
 
@@ -83,6 +84,8 @@ def _results(
     ids = target.ids if target.ids is not None else _ids(facts)
     for kind, plugin_id in ids:
         known = _kind_of(target, plugin_id) if kind == KINDLESS else kind
+        if known == "environments" and _is_agent(facts, plugin_id):
+            known = AGENTS
         yield from _of_plugin(target, (known, plugin_id), only, options, timeout_s, heard)
     if not ids:
         yield Result(target.static_id, "runtime", "make", Outcome.SKIP, _nothing_to_run(facts))
@@ -116,6 +119,18 @@ def _kind_of(target: Target, path: str) -> str:
     return str(ended.said("kind") or "environments")
 
 
+def _is_agent(facts: Facts | None, plugin_id: str) -> bool:
+    """Return whether an environment's spec says that its program owns its loop."""
+    for kind, spec in facts.specs if facts is not None else ():
+        if kind == "environments" and spec.get("id") == plugin_id:
+            return spec.get("kind") == "agent"
+    try:
+        said = registry.spec("environments", plugin_id)
+    except UserError:  # it is in a box alone; or broken, as the checks will say
+        return False
+    return isinstance(said, EnvSpec) and said.kind == "agent"
+
+
 def _ids(facts: Facts | None) -> list[tuple[str, str]]:
     if facts is None or facts.broken or facts.errors:
         return []
@@ -147,7 +162,7 @@ def _of_plugin(
     names = [name for _, name in wanted_checks]
     until = time.monotonic() + timeout_s
     job = {"kind": kind, "id": plugin_id, "options": dict(options)}
-    if kind == "environments":
+    if kind in ("environments", AGENTS):
         found = check_environment(job, names, target.paths, until, lambda w: heard(plugin_id, w))
     else:
         found = _check_part(job, names, target.paths, until, lambda what: heard(plugin_id, what))

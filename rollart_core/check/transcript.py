@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
+from rollart_core.testing.agent_play import (
+    AgentSubject,
+    garbage_answer,
+    plain_answer,
+    play_agent,
+    random_answer,
+)
 from rollart_core.testing.answers import Step, plain
 from rollart_core.testing.play import (
     Options,
@@ -23,6 +30,7 @@ from rollart_core.testing.play import (
     random_policy,
     recorded,
 )
+from rollart_core.testing.results import CheckFailed, expect
 
 Episode = dict[str, Any]
 _NUM_TASKS: Final = 2
@@ -44,6 +52,30 @@ def transcript(subject: Subject) -> list[Episode]:
                     episodes[-1]["what"] = f"{options or 'no options'}, {name}"
     except Exception as e:
         episodes.append({"error": f"{type(e).__name__}: {e}"})
+    return episodes
+
+
+def agent_transcript(subject: AgentSubject) -> list[Episode]:
+    """Play the first tasks of each split of an agent task by several policies, and note all.
+
+    An error ends it and is the last episode: ``{"error": ...}``.
+    """
+    episodes: list[Episode] = []
+    answers = {"plain answers": plain_answer, "malformed answers": garbage_answer}
+    try:
+        with subject.open() as player:
+            for options in ({}, *subject.paced(subject.tasks(player, _NUM_TASKS))):
+                policies = {**answers, "random answers": random_answer(str(options))}
+                for name, answer in policies.items():
+                    played = play_agent(subject, player, answer, options)
+                    expect(not played.fault, f"run raised {played.fault}")
+                    seen = [{"request": _cut(json.dumps(page))} for page in played.seen]
+                    verdict = {"verdict": _cut(json.dumps(plain(played.verdict)))}
+                    what = f"{options or 'no options'}, {name}"
+                    episodes.append({"steps": [*seen, verdict], "what": what})
+    except Exception as e:
+        said = str(e) if isinstance(e, CheckFailed) else f"{type(e).__name__}: {e}"
+        episodes.append({"error": said})
     return episodes
 
 
@@ -93,7 +125,7 @@ def _cut(text: str) -> str:
 
 def _parts(one: dict[str, str], two: dict[str, str]) -> str:
     return " and ".join(
-        f"{name} {one[name][:60]} against {two[name][:60]}"
-        for name in one
-        if one[name] != two[name]
+        f"{name} {one.get(name, '')[:60]} against {two.get(name, '')[:60]}"
+        for name in {**one, **two}
+        if one.get(name) != two.get(name)
     )

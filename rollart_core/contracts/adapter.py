@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from rollart_core.contracts.agent import AgentTask
 from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.contracts.spec import PluginSpec
 
@@ -25,6 +27,8 @@ class EnvAdapterSpec(PluginSpec):
     """What pip installs to bring the foreign environments; empty: nothing is needed."""
     examples: tuple[str, ...] = ()
     """Foreign ids that were tried; checks and benchmarks use them."""
+    kind: Literal["step", "agent"] = "step"
+    """Of its environments."""
 
 
 class EnvAdapter(ABC):
@@ -34,7 +38,7 @@ class EnvAdapter(ABC):
     """
 
     @abstractmethod
-    def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
+    def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv | AgentTask:
         """Make the foreign environment ``env_id`` and wrap it."""
 
     @abstractmethod

@@ -1,10 +1,12 @@
 """For plugin authors: deterministic fakes of every contract, and checks that it is kept."""
 
+from rollart_core.testing.agent_checks import check_agent
 from rollart_core.testing.async_checks import (
     check_inference_engine,
     check_reward_backend,
     check_sandbox,
 )
+from rollart_core.testing.endpoint import ScriptedEndpoint
 from rollart_core.testing.engine import ScriptedEngine, keyed_script, text_script
 from rollart_core.testing.env_checks import check_env
 from rollart_core.testing.envs import AsyncFakeEnv, FakeEnv
@@ -40,8 +42,10 @@ __all__ = [
     "FakeTracker",
     "FakeWeightChannel",
     "Outcome",
+    "ScriptedEndpoint",
     "ScriptedEngine",
     "assert_checks",
+    "check_agent",
     "check_algorithm",
     "check_env",
     "check_inference_engine",

@@ -30,13 +30,13 @@ _MAX_TURNS: Final = 3
 
 def check_no_box_left(subject: Subject) -> str | None:
     """When an environment is closed, so is every box that it opened."""
-    before = _live()
+    before = live_boxes_here()
     with subject.open() as player:
         play(player, good_action, subject.seed, {}, _MAX_TURNS)
         player.reset(seed=subject.seed)
-        during = _live()
+        during = live_boxes_here()
     opened = {name: left for name, left in during.items() if name not in before}
-    still = [name for name in _live() if name not in before]
+    still = [name for name in live_boxes_here() if name not in before]
     if subject.given is not None:
         return "not judged to the end: the environment is not the check's to close"
     expect(not still, f"{len(still)} of its boxes live on after close()")
@@ -45,7 +45,7 @@ def check_no_box_left(subject: Subject) -> str | None:
     return None if opened else "it opened no box"
 
 
-def _live() -> dict[str, list[str]]:
+def live_boxes_here() -> dict[str, list[str]]:
     """Return the live boxes of this process, and the folders that each has on the host."""
     if "rollart_core.boxes.source" not in sys.modules:
         return {}
@@ -70,11 +70,11 @@ def check_box_hides_secrets(subject: Subject) -> str | None:
         for options in subject.paced(subject.tasks(player)):
             step = player.reset(seed=subject.seed, options=options)
             for turn in range(2):
-                box = _box(player)
+                box = box_of(player)
                 if box is None or step.over:
                     break
                 lines = telling_lines(player.call("secrets"), text_of(step.observation))
-                found = _searched(box, lines)
+                found = searched(box, lines)
                 where, counts = found.get("where"), found.get("lines") or (0, 0)
                 expect(
                     where is None,
@@ -111,16 +111,18 @@ def _own_lines(secret: str) -> tuple[list[str], list[str]]:
 
 def _has_box(player: Player, subject: Subject) -> bool:
     player.reset(seed=subject.seed)
-    return _box(player) is not None
+    return box_of(player) is not None
 
 
-def _box(player: Player) -> Sandbox | None:
+def box_of(player: Player) -> Sandbox | None:
+    """Return the box of an environment, which it has as ``box``; None when it has none."""
     env = getattr(player.env, "unwrapped", player.env)
     box = getattr(env, "box", None)
     return box if isinstance(box, Sandbox) else None
 
 
-def _searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
+def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
+    """Look through the files of a box for telling lines, and return what was found."""
     from rollart_core.boxes import loop
 
     order = json.dumps({"secrets": lines, "budget_s": _SEARCH_S}).encode()

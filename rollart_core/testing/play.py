@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
 
 from rollart_core.contracts.env import EnvSpec, TextEnv
@@ -69,6 +69,10 @@ class Player:
     def has(self, method: str) -> bool:
         """Return whether the environment has an optional method."""
         return hasattr(self.env, method)
+
+    def during(self, call: str) -> AbstractContextManager[None]:
+        """Time a block as one ``call``."""
+        return self._watch.during(call)
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call an optional method."""
@@ -131,7 +135,7 @@ class Subject:
         watch: Watch | None = None,
         budget_s: float = 5.0,
     ) -> None:
-        is_made = not isinstance(env, type) and hasattr(env, "reset")
+        is_made = not isinstance(env, type) and (hasattr(env, "reset") or hasattr(env, "prepare"))
         self.given = Player(env, watch or Watch()) if is_made else None
         self._make = cast("Callable[[], TextEnv]", env)
         self.spec = spec or _NEVER_SAID

@@ -79,12 +79,18 @@ def check_global_random_state(subject: Subject) -> None:
     """It neither draws from nor seeds ``random``, ``numpy.random`` or torch's generator."""
     with subject.open() as player:  # what is seeded once, at an import, is not the episode's
         play(player, good_action, subject.seed, {}, _MAX_TURNS)
+    with random_state_kept(), subject.open() as player:
+        play(player, good_action, subject.seed, {}, _MAX_TURNS)
+        play(player, random_policy(0), subject.seed, {}, _MAX_TURNS)
+        player.reset()
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Fail when a block changes a global random state; it is put back in any case."""
     before = _random_states()
     try:
-        with subject.open() as player:
-            play(player, good_action, subject.seed, {}, _MAX_TURNS)
-            play(player, random_policy(0), subject.seed, {}, _MAX_TURNS)
-            player.reset()
+        yield
         after = _random_states()
     finally:
         _restore(before)
@@ -168,15 +174,15 @@ def check_nothing_left_open(subject: Subject) -> str | None:
     closed: list[Player] = []  # kept, so that close() frees things and not the garbage collector
     for _ in range(_NUM_WARM_UPS):
         closed.append(_open_play_close(subject))
-    before = _census()
+    before = census()
     for _ in range(_NUM_ROUNDS):
         closed.append(_open_play_close(subject))
     deadline = time.monotonic() + _GRACE_S
-    while grown := _grown(before):
+    while more := grown(before):
         if time.monotonic() > deadline:
             break
         time.sleep(0.01)  # a thread or process that was told to end may take a moment
-    many = [f"{n} {what}" for what, n in grown.items()]
+    many = [f"{n} {what}" for what, n in more.items()]
     expect(not many, f"after {_NUM_ROUNDS} times open, play, close: {' and '.join(many)} more")
     return None if "processes" in before else "only threads: this system does not list the others"
 
@@ -190,7 +196,7 @@ def _open_play_close(subject: Subject) -> Player:
     return player
 
 
-def _census() -> dict[str, int]:
+def census() -> dict[str, int]:
     """Return how many threads, child processes and open files this process has."""
     counts = {"threads": threading.active_count()}
     tasks = Path("/proc/self/task")
@@ -204,11 +210,11 @@ def _census() -> dict[str, int]:
     return counts
 
 
-def _grown(before: dict[str, int]) -> dict[str, int]:
+def grown(before: dict[str, int], num_rounds: int = _NUM_ROUNDS) -> dict[str, int]:
     """Return what grew by at least one a round; less is a pool that fills up."""
-    now = _census()
-    grown = {what: now[what] - count for what, count in before.items() if what in now}
-    return {what: more for what, more in grown.items() if more >= _NUM_ROUNDS}
+    now = census()
+    more = {what: now[what] - count for what, count in before.items() if what in now}
+    return {what: n for what, n in more.items() if n >= num_rounds}
 
 
 def check_timeouts(subject: Subject) -> str | None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rollart_core.check.catalogue import PARTS, STATIC, checked_only, checks_of
+from rollart_core.check.catalogue import AGENTS, PARTS, STATIC, checked_only, checks_of
 from rollart_core.check.environment import FRESH, OFFLINE
 from rollart_core.check.parts import PART_CHECKS
 from rollart_core.check.report import Report, Result
@@ -65,7 +65,7 @@ def test_the_catalogue_names_every_check():
     groups = PARTS["environments"]
     assert {*groups["runtime"], *groups["semantic"]} == {*CHECKS, FRESH, OFFLINE}
     assert tuple(STATIC_CHECKS) == STATIC
-    assert {*PARTS} == {"environments", *PART_CHECKS}
+    assert {*PARTS} == {"environments", AGENTS, *PART_CHECKS}
     order = list(CHECKS)
     for name, needed in NEEDS.items():
         assert all(order.index(other) < order.index(name) for other in needed), name
@@ -158,15 +158,18 @@ def test_the_page_on_checks_has_a_heading_for_each(repo_root):
             group = line.removeprefix("## ")
         if line.startswith("### "):
             written.setdefault(group, []).append(line.strip("# `"))
+    agents = dict.fromkeys(name for names in PARTS[AGENTS].values() for name in names)
+    elsewhere = {name for names in PARTS["environments"].values() for name in names}
     assert written == {
         "static": list(STATIC),
         **{group: list(names) for group, names in PARTS["environments"].items()},
+        "agents": [name for name in agents if name not in elsewhere],
     }
     rows = dict(re.findall(r"^\| (\w+) \| (`.+`) \|$", page, flags=re.MULTILINE))
     assert {kind: re.findall(r"`(\w+)`", names) for kind, names in rows.items()} == {
         kind: [name for names in groups.values() for name in names]
         for kind, groups in PARTS.items()
-        if kind != "environments"
+        if kind not in ("environments", AGENTS)
     }
 
 

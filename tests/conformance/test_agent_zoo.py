@@ -1,0 +1,124 @@
+"""Every check of agent tasks can fail: for each there is a task that breaks its rule alone."""
+
+from __future__ import annotations
+
+import agent_zoo
+import pytest
+import zoo
+
+from rollart_core.check import check, offline
+from rollart_core.check.catalogue import AGENTS, PARTS
+from rollart_core.contracts.env import Timeouts
+from rollart_core.plugins import using
+from rollart_core.testing import Outcome
+from rollart_core.testing.agent_checks import AGENT_CHECKS, run_agent_checks
+from rollart_core.testing.agent_play import AgentSubject
+
+QUICK = {"timeouts": Timeouts(close_s=0.2)}
+BROKEN: list[tuple[type, str, dict[str, object]]] = [
+    (agent_zoo.CannotBeMade, "make", {}),
+    (agent_zoo.PromptAlone, "prepare", {}),
+    (agent_zoo.SaysNothing, "prepare", {}),
+    (agent_zoo.NumberAlone, "finish", {}),
+    (agent_zoo.NotANumber, "finish", {}),
+    (agent_zoo.NeverAsks, "run", {}),
+    (agent_zoo.AsksAStranger, "run", {}),
+    (agent_zoo.Stumbles, "run", {}),
+    (agent_zoo.NoTasks, "tasks", {}),
+    (agent_zoo.LacksASplit, "tasks", {}),
+    (agent_zoo.Numbered, "same_seed_same_episode", {}),
+    (agent_zoo.SeedsTheWorld, "global_random_state", {}),
+    (agent_zoo.SharesItsKey, "interleaved_instances", {}),
+    (agent_zoo.BlocksTheLoop, "leaves_the_loop_free", {}),
+    (agent_zoo.NeverGivesUp, "refused_requests", {"run_s": 1.5}),
+    (agent_zoo.WillNotEnd, "ends_when_cancelled", QUICK),
+    (agent_zoo.NoCorpus, "corpus", {}),
+    (agent_zoo.LeavesThePrograms, "nothing_left_open", {}),
+    (agent_zoo.LeavesABox, "no_box_left", {}),
+    (agent_zoo.PoorSolution, "oracle_reaches_the_top", {}),
+    (agent_zoo.PaysIdlers, "noop_stays_at_the_floor", {}),
+    (agent_zoo.PaysAnyone, "random_stays_below_the_oracle", {}),
+    (agent_zoo.PaysOnce, "same_verdict_twice", {}),
+    (agent_zoo.TellsTheErring, "secrets_are_hidden", {}),
+    (agent_zoo.SecretsInInfo, "secrets_are_hidden", {}),
+    (agent_zoo.SecretsInTheBox, "box_hides_secrets", {}),
+    (agent_zoo.Fragile, "malformed_actions", {}),
+    (agent_zoo.Fines, "reward_in_range", {}),
+    (agent_zoo.SlowToJudge, "within_timeouts", {"timeouts": Timeouts(step_s=0.25)}),
+    (agent_zoo.ClosesOnce, "close_twice", {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def swept():
+    """Take away what leaky tasks leave behind."""
+    yield
+    zoo.sweep()
+
+
+def ended(results, outcome):
+    return [r.name for r in results if r.outcome is outcome]
+
+
+def checked(cls: type, run_s: float = 30.0, **said: object):
+    spec = agent_zoo.env_spec(cls.__name__, **said)
+    return run_agent_checks(AgentSubject(cls, spec, run_s=run_s, budget_s=0.1, num_tasks=1))
+
+
+def test_the_good_one_passes_every_check_of_check_agent():
+    results = checked(agent_zoo.Good)
+    assert ended(results, Outcome.PASS) == list(AGENT_CHECKS), results
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "said"), BROKEN, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_exactly_that_check_fails(broken, name, said):
+    results = checked(broken, **said)
+    assert ended(results, Outcome.FAIL) == [name], results
+
+
+# --- In several processes -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The zoo, registered as a plugin under development is."""
+    monkeypatch.setenv("ROLLART_PLUGINS", "agent_zoo")
+    with using({}):
+        yield
+
+
+def failed(name: str, *only: str) -> dict[str, str]:
+    report = check(f"agentzoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=100)
+    return {r.name: r.reason for r in report.results if r.outcome is Outcome.FAIL}
+
+
+@pytest.mark.usefixtures("registered")
+def test_another_process_or_no_network_shows_what_one_process_hides():
+    found = failed("HashOrder", "fresh_processes_agree", "works_offline")
+    assert list(found) == ["fresh_processes_agree"]
+    assert "request" in found["fresh_processes_agree"]
+    if not offline.prefix()[0]:
+        pytest.skip(offline.prefix()[1])
+    found = failed("CallsHome", "fresh_processes_agree", "works_offline")
+    assert list(found) in (["works_offline"], ["fresh_processes_agree"])  # the latter: no network
+    assert "run raised" in found.popitem()[1]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_program_that_hangs_or_crashes_is_named():
+    assert failed("Hangs") == {"within_timeouts": "finish did not return within 0.5 s (in finish)"}
+    assert failed("Crashes") == {"run": "its process ended with code 3: out of order"}
+
+
+def test_a_class_that_nobody_registers_is_known_for_what_it_is():
+    report = check("agent_zoo:Good", only=["run", "finish"])
+    assert report.counts == {"PASS": 2, "FAIL": 0, "SKIP": 0}
+
+
+def test_there_is_a_broken_one_for_every_check():
+    assert {name for _, name, _ in BROKEN} == set(AGENT_CHECKS)
+    elsewhere = {"fresh_processes_agree", "works_offline"}
+    every = {name for names in PARTS[AGENTS].values() for name in names}
+    assert every == set(AGENT_CHECKS) | elsewhere
