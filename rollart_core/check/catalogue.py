@@ -65,7 +65,6 @@ AGENT_RUNTIME: Final = (
     "same_seed_same_episode",
     "fresh_processes_agree",
     "global_random_state",
-    "leaves_the_loop_free",
     "interleaved_instances",
     "refused_requests",
     "ends_when_cancelled",

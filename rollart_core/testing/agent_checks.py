@@ -175,7 +175,6 @@ AGENT_CHECKS: Final[Mapping[str, Check]] = {
     "tasks": check_tasks,
     "same_seed_same_episode": check_same_episode,
     "global_random_state": agent_running.check_global_random_state,
-    "leaves_the_loop_free": agent_running.check_loop_free,
     "interleaved_instances": agent_running.check_interleaved,
     "refused_requests": agent_running.check_refused,
     "ends_when_cancelled": agent_running.check_cancelled,
@@ -201,15 +200,9 @@ AGENT_NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "run": ("make", "prepare"),
     "finish": ("make", "prepare", "run"),
     "close_twice": ("make", "prepare"),
-    "interleaved_instances": (*_REPEATS, "leaves_the_loop_free"),
-    "nothing_left_open": (
-        *AGENT_BASIC,
-        "leaves_the_loop_free",
-        "refused_requests",
-        "ends_when_cancelled",
-    ),
+    "interleaved_instances": _REPEATS,
+    "nothing_left_open": (*AGENT_BASIC, "refused_requests", "ends_when_cancelled"),
     "no_box_left": (*AGENT_BASIC, "refused_requests"),
-    "ends_when_cancelled": (*AGENT_BASIC, "leaves_the_loop_free"),
     "same_verdict_twice": _REPEATS,
     **dict.fromkeys(
         (

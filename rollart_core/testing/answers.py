@@ -15,6 +15,7 @@ import numpy as np
 
 from rollart_core.spaces import Messages, Text
 from rollart_core.testing.results import expect
+from rollart_core.tools.tool_set import ToolSet
 from rollart_core.types import Observation
 
 
@@ -126,11 +127,19 @@ def _expect_info(call: str, info: object) -> None:
     actions = info.get("available_actions", [])
     is_texts = isinstance(actions, list | tuple) and all(isinstance(a, str) for a in actions)
     expect(is_texts, f"{call}: available_actions is not a list of strings")
+    _expect_tools(call, info.get("tools", ()))
     components = info.get("reward_components", {})
     expect(isinstance(components, dict), f"{call}: reward_components is not a dict")
     for name, value in components.items():
         is_finite = isinstance(value, int | float | np.number) and math.isfinite(value)
         expect(is_finite, f"{call}: reward_components[{name!r}] is {value!r}")
+
+
+def _expect_tools(call: str, tools: Any) -> None:
+    try:
+        ToolSet(tools)
+    except ValueError as e:
+        expect(False, f"{call}: {e}")
 
 
 def _kind(value: object) -> str:

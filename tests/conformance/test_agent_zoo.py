@@ -29,7 +29,6 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.Numbered, "same_seed_same_episode", {}),
     (agent_zoo.SeedsTheWorld, "global_random_state", {}),
     (agent_zoo.SharesItsKey, "interleaved_instances", {}),
-    (agent_zoo.BlocksTheLoop, "leaves_the_loop_free", {}),
     (agent_zoo.NeverGivesUp, "refused_requests", {"run_s": 1.5}),
     (agent_zoo.WillNotEnd, "ends_when_cancelled", QUICK),
     (agent_zoo.NoCorpus, "corpus", {}),
@@ -68,6 +67,11 @@ def checked(cls: type, run_s: float = 30.0, **said: object):
 def test_the_good_one_passes_every_check_of_check_agent():
     results = checked(agent_zoo.Good)
     assert ended(results, Outcome.PASS) == list(AGENT_CHECKS), results
+
+
+def test_a_program_that_blocks_its_loop_is_as_good():
+    results = checked(agent_zoo.BlocksTheLoop)
+    assert ended(results, Outcome.FAIL) == [], results
 
 
 @pytest.mark.parametrize(
