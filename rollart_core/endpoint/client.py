@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import Mapping
@@ -166,9 +167,14 @@ class EndpointClient:
         except (aiohttp.InvalidURL, ValueError) as e:
             raise ConfigError(f"base_url {self.server.base_url!r}: {first_line(str(e))}") from e
         except (aiohttp.ClientError, OSError) as e:
-            reason = first_line(str(e)) or type(e).__name__
+            cause = getattr(e, "os_error", e)  # of a connection that did not come about
+            number = getattr(cause, "errno", None) or 0
+            reason = os.strerror(number) if number > 0 else getattr(cause, "strerror", "")
+            reason = reason or str(cause) or type(cause).__name__
             raise EndpointError(
-                f"no server answers at {where} ({reason})", kind="unreachable", retryable=True
+                f"no server answers at {where} ({first_line(reason)})",
+                kind="unreachable",
+                retryable=True,
             ) from e
         if 300 <= status < 400:
             to = headers.get("Location", "elsewhere")
