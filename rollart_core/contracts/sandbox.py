@@ -39,7 +39,8 @@ class ExecResult:
 class Sandbox(ABC):
     """One box.
 
-    ``start -> (exec | program | read_file | write_file | snapshot | restore | forward)* -> close``.
+    ``start -> (exec | program | read_file | write_file | snapshot | restore | forward |
+    forward_port)* -> close``.
     """
 
     line: LedgerLine | None = None
@@ -83,6 +84,14 @@ class Sandbox(ABC):
     @abstractmethod
     async def forward(self, path: str, target: str) -> None:
         """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
+
+    async def forward_port(self, target: str) -> str:
+        """Return the ``host:port`` by which programs in the box reach ``target`` (optional).
+
+        Args:
+            target: ``host:port``, as this process reaches it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no ports that lead out of it")
 
     async def program(
         self,

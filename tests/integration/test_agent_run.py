@@ -12,7 +12,6 @@ import yaml
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import read_trajectories
-from rollart_core.errors import ConfigError
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 
@@ -60,16 +59,3 @@ def test_agents_are_trained_beside_what_is_stepped(tmp_path):
     plain = json.loads((run_dir / "report.json").read_text())
     assert plain["failures"]["environment"] > 0
     assert set(plain["failures"]) == {"environment"}
-
-
-@pytest.mark.slow
-def test_an_address_that_is_taken_ends_the_run_before_it_trains(tmp_path):
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        run = resolved(tmp_path, env=[AGENT], gateway={"port": port})
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            launch(run)

@@ -32,6 +32,27 @@ class FunctionRepairConfig(SandboxedOptions):
     `python3` on its PATH."""
 
 
+class FunctionAgentConfig(SandboxedOptions):
+    """Options of ``swe/FunctionRepairAgent-v1``."""
+
+    program: tuple[str, ...] = ()
+    """The agent, as a command in the box, whose working folder holds `solution.py`; `{task}` in a
+    word stands for what is asked, `{model}` for the model's name. None: a small one that asks for
+    the whole file."""
+    program_s: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds after which it is killed; what is there is judged, and the episode truncated."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables that it gets besides `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`."""
+    tasks: Path | None = None
+    """File of tasks in HumanEvalPack's format, `.jsonl` or `.parquet`; none: 40 small ones of
+    RollArt's own."""
+    test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds for the hidden test."""
+    python: Annotated[str, _PYTHON] = ""
+    """Python 3.8 or newer that judges, as an absolute path in the box; empty: the `python3` on its
+    PATH."""
+
+
 class RepairConfig(SandboxedOptions):
     """Options of ``swe/Repair-v1``."""
 

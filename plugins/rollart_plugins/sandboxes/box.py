@@ -225,6 +225,10 @@ class AgentSandbox(Sandbox):
         """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
         await self._up().forward(path, target)
 
+    async def forward_port(self, target: str) -> str:
+        """Return a ``host:port`` of the box's own loopback that leads to ``target``."""
+        return await self._up().forward_port(target)
+
     async def close(self) -> None:
         """Take the box down; may be called twice.
 

@@ -173,11 +173,14 @@ class Connection:
 
     async def forward(self, path: str, target: str) -> None:
         """Make a socket in the box that leads to ``target``, ``host:port`` as the host sees it."""
-        host, _, port = target.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"a target is host:port, got {target!r}")
-        with self._tunnels.leading_to((host.strip("[]"), int(port))) as number:
+        with self._tunnels.leading_to(_target(target)) as number:
             await self.call("forward", path=path, forward=number)
+
+    async def forward_port(self, target: str) -> str:
+        """Have the agent listen on a free port; return how programs in the box reach it."""
+        with self._tunnels.leading_to(_target(target)) as number:
+            reply, _ = await self.call("forward_port", forward=number)
+        return f"127.0.0.1:{reply['port']}"
 
     @contextmanager
     def serving(self, serve: Serve) -> Iterator[int]:
@@ -271,6 +274,13 @@ class Connection:
 
     def _again(self, op: str) -> SandboxFailure:
         return SandboxFailure(str(self._failure), boundary=f"sandbox.{op}")
+
+
+def _target(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"a target is host:port, got {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def _said(error: Mapping[str, Any], op: str) -> Exception:

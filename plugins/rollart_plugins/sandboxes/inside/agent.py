@@ -412,6 +412,9 @@ class Agent:
         self.streams.forward(self.inside(header["path"]), header["path"], header["forward"])
         self.send({"id": header["id"]})
 
+    def op_forward_port(self, header: Dict[str, Any], body: bytes) -> None:
+        self.send({"id": header["id"], "port": self.streams.proxy(0, header["forward"])})
+
     def op_stream(self, header: Dict[str, Any], body: bytes) -> None:
         self.streams.take(header, body)
 

@@ -55,14 +55,15 @@ class Streams:
         self.listeners[listener] = (path, os.lstat(path).st_ino)
         self.listen(listener, number)
 
-    def proxy(self, port: int, forward: int) -> None:
-        """Listen on a port of the box's own loopback."""
+    def proxy(self, port: int, forward: int) -> int:
+        """Listen on a port of the box's own loopback, a free one if 0; return which."""
         import socket
 
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         self.listen(listener, forward)
+        return int(listener.getsockname()[1])
 
     def listen(self, listener: socket.socket, number: int) -> None:
         listener.listen(64)

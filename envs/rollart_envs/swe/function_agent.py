@@ -1,0 +1,110 @@
+"""``swe/FunctionRepairAgent-v1``: the tasks of ``swe/FunctionRepair-v1`` for any agent program.
+
+Takes: a program, as a command in a box. Gives: 1 when the function that it leaves in
+``solution.py`` passes the hidden test. Never: has the test in the box while the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rollart_core.boxes.agent import BoxAgent, Command
+from rollart_core.boxes.source import box_source
+from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
+from rollart_envs.swe import small_agent
+from rollart_envs.swe.config import FunctionAgentConfig
+from rollart_envs.swe.function_task import FunctionTask, candidate_of
+from rollart_envs.swe.judging import Interpreter, expect_gold, find_python, judge_answer
+from rollart_envs.swe.taskbook import function_tasks, own_file
+
+SOLUTION: Final = "solution.py"
+_MOST_BYTES: Final = 1 << 20
+"""Of a solution; a longer one is none."""
+
+
+class FunctionRepairAgent(BoxAgent):
+    """Have a program mend a function; see :class:`rollart_envs.swe.config.FunctionAgentConfig`."""
+
+    def __init__(self, **options: Any) -> None:
+        self.config = FunctionAgentConfig.model_validate(options)
+        super().__init__(box_source(self.config.sandbox, self.config.pool))
+        self._book = function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
+        self._interpreter = Interpreter(self.config.python, self.config.test_timeout_s)
+        self._task: FunctionTask | None = None
+
+    @property
+    def task(self) -> FunctionTask:
+        """The present task."""
+        if self._task is None:
+            raise RuntimeError("there is no task: prepare() first")
+        return self._task
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks ``split`` has."""
+        return len(self._book.ids(split))
+
+    async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
+        """Put the function with its bug into a box."""
+        self._task = self._book.choose(options, np.random.default_rng(seed))
+        box = await self.open_box()
+        if not self._interpreter.path:
+            self._interpreter = replace(self._interpreter, path=await find_python(box))
+        await box.write_file(SOLUTION, self.task.buggy_code.encode())
+        return AgentStart(_statement(self.task), {"instance": self.task.task_id})
+
+    async def command(self, endpoint: Endpoint) -> Command:
+        """Return the program, told of its task."""
+        told = {"{task}": _statement(self.task), "{model}": endpoint.model}
+        argv = self.config.program or (self._interpreter.path, "-c", _small_agent(), "{task}")
+        for mark, text in told.items():
+            argv = tuple(word.replace(mark, text) for word in argv)
+        return Command(argv, self.config.program_s, env=self.config.env)
+
+    async def judge(self, recorded: Recorded) -> AgentResult:
+        """Run the hidden test on what is in ``solution.py`` now."""
+        try:
+            source = await self.box.read_file(SOLUTION)
+        except (OSError, ValueError):  # removed, a folder, or without an end
+            source = b""
+        candidate = source[:_MOST_BYTES].decode("utf-8", "replace")
+        passed = False
+        if self.task.entry_point in candidate:
+            judgement = await judge_answer(self.box, self.task, candidate, self._interpreter)
+            if judgement.verdict == "error":
+                await expect_gold(self._boxes, self.task, self._interpreter)
+            passed = judgement.verdict == "passed"
+        return AgentResult(float(passed), passed, {"passed": float(passed)})
+
+    async def solve(self) -> None:
+        """Write the task's own solution."""
+        from rollart_core.boxes import loop
+
+        await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
+
+    def secrets(self) -> tuple[str, ...]:
+        """Return the hidden test and the solution."""
+        return self.task.secrets()
+
+    def corpus(self) -> Iterator[str]:
+        """Yield what is asked and answered in the tasks of ``train``."""
+        for name in self._book.ids("train"):
+            task = self._book.tasks[name]
+            yield f"{_statement(task)}\n```python\n{task.buggy_code.strip()}\n```"
+            yield f"```python\n{candidate_of(task.gold_code).strip()}\n```"
+
+
+def _statement(task: FunctionTask) -> str:
+    return (
+        f"{task.instruction.strip()}\n\n"
+        f"The function `{task.entry_point}` in the file {SOLUTION} of the working folder has a bug."
+        " Mend it there.\n"
+    )
+
+
+def _small_agent() -> str:
+    return Path(small_agent.__file__).read_text(encoding="utf-8")
