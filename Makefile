@@ -28,12 +28,17 @@ BENCH_STAMP := $(VENV)/.set-up-to-bench
 ADAPTERS_VENV ?= .venv-adapters
 ADAPTERS_PY := $(ADAPTERS_VENV)/bin/python
 ADAPTERS_STAMP := $(ADAPTERS_VENV)/.set-up
+# SGLang wants a torch and a transformers of its own choice. It is started as a server, never imported.
+SGLANG ?= sglang==0.5.23
+SGLANG_VENV ?= .venv-sglang
+SGLANG_PY := $(SGLANG_VENV)/bin/python
+SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test unit check docs bench adapters wheelhouse
+.PHONY: help setup run test unit check docs bench adapters test-sglang wheelhouse
 
 help: ## Show this list.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(RUN_STAMP) ## Set up what running needs.
 
@@ -61,6 +66,9 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the packages they are for.
 	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
 	$(PY) -m pytest -m adapters $(ARGS) tests/adapters/test_real_runs.py
+
+test-sglang: $(SGLANG_STAMP) $(DEV_STAMP) ## Run the tests on real SGLang servers, on the CPU.
+	$(PY) -m pytest -m sglang $(ARGS) tests/sglang_cpu
 
 wheelhouse: $(WHEELHOUSE)/.complete-to-train $(WHEELHOUSE)/sdists/.complete ## Fetch what tests install offline.
 
@@ -90,6 +98,15 @@ $(ADAPTERS_STAMP): pyproject.toml
 	@test -x $(ADAPTERS_PY) || $(PYTHON) -m venv $(ADAPTERS_VENV)
 	$(ADAPTERS_PY) -m pip --disable-pip-version-check install -q -e '.[adapters]' pytest \
 		pytest-timeout hypothesis
+	@touch $@
+
+# Of sglang's own requirements only those that a CPU needs.
+$(SGLANG_STAMP): tests/sglang_cpu/requirements.txt
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	@test -x $(SGLANG_PY) || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PY) -m pip --disable-pip-version-check install -q -r tests/sglang_cpu/requirements.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(SGLANG_PY) -m pip --disable-pip-version-check install -q --no-deps '$(SGLANG)'
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.

@@ -22,6 +22,15 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             summary="Continuous batching in torch, on CPU or CUDA, with no server.",
         ),
         InferenceEngineSpec(
+            id="rollart/SGLang-v1",
+            alias="sglang",
+            entry_point="rollart_plugins.engines.sglang:SGLangEngine",
+            config="rollart_plugins.engines.sglang_config:SGLangConfig",
+            summary="SGLang servers, launched and watched, or running ones.",
+            keeps_deterministic=False,
+            takes_index=True,
+        ),
+        InferenceEngineSpec(
             id="rollart/OpenAI-v1",
             alias="openai",
             entry_point="rollart_plugins.engines.openai:OpenAIEngine",
@@ -29,6 +38,7 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             summary="Any OpenAI-compatible server, in tokens (vLLM) or in text; for evaluation.",
             takes_text=True,
             follows_training=False,
+            keeps_deterministic=False,
         ),
     ]
 
@@ -38,7 +48,6 @@ def rollart_weight_channels() -> list[WeightChannelSpec]:
     """Return the built-in weight channels."""
     return [
         WeightChannelSpec(
-            keeps_deterministic=False,
             id="rollart/SharedMemory-v1",
             alias="shared-memory",
             entry_point="rollart_plugins.weights.shared_memory:SharedMemoryChannel",

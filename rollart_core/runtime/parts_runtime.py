@@ -311,11 +311,13 @@ class PartsRuntime(ABC):
 
     def _engine(self, index: int, model: ModelArgs, channel: ChannelArgs | None) -> RemoteEngine:
         config = self.config
-        settings = {
+        settings: dict[str, object] = {
             "deterministic": config.deterministic,
             "kv_on_swap": config.rollout.kv_on_swap,
             "max_context_tokens": config.rollout.max_context_tokens,
         }
+        if self.run.engine.spec.takes_index:
+            settings["engine_index"] = index
         arguments = {
             "plugin": self.run.engine,
             "model": model,

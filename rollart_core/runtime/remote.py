@@ -98,6 +98,9 @@ class RemoteEngine(InferenceEngine):
             result: GenerateResult = await self._ready().call("generate", request)
         except PartDied as e:
             raise EngineDied(str(e), boundary="generate") from e
+        except EngineDied as e:
+            self._bury(part, e)
+            raise
         except asyncio.CancelledError:
             with contextlib.suppress(PartDied, TimeoutError):
                 async with asyncio.timeout(ABORT_GRACE_S):
@@ -112,10 +115,14 @@ class RemoteEngine(InferenceEngine):
             EngineDied: When its process is gone; it comes back with that version, or a newer one.
         """
         self._version = policy_version
+        part = self._part
         try:
             swap: WeightSwap = await self._ready().call("load_weights", policy_version)
         except PartDied as e:
             raise EngineDied(str(e), boundary="load_weights") from e
+        except EngineDied as e:
+            self._bury(part, e)
+            raise
         return replace(swap, engine=self._part.name)
 
     async def pause(self) -> None:
@@ -137,7 +144,12 @@ class RemoteEngine(InferenceEngine):
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        stats: EngineStats = await self._ready().call("stats")
+        part = self._part
+        try:
+            stats: EngineStats = await self._ready().call("stats")
+        except EngineDied as e:
+            self._bury(part, e)
+            raise
         return stats
 
     def kill(self, reason: str) -> None:
@@ -154,6 +166,12 @@ class RemoteEngine(InferenceEngine):
         await shut_down(self._part, "close")
 
     # Death and return
+
+    def _bury(self, part: Part, error: EngineDied) -> None:
+        """End a process that says itself that what answers in it (a server, say) is gone."""
+        if part is self._part and self.health == "up":
+            self._why = first_line(str(error))
+            part.kill()
 
     def _ready(self) -> Part:
         """Return the part, with the engine in it.

@@ -1,0 +1,200 @@
+"""Is it the right server: the same model, the same tokens, and room enough.
+
+Takes: our model folder, the server's own account. Gives: facts, or one line that says what differs.
+Never: imports torch, or changes the server.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollart_core.errors import ConfigError, InferenceFailure
+from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
+from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.sglang_client import SGLangClient
+
+if TYPE_CHECKING:
+    import torch
+
+PROBES = (
+    "The quick brown fox jumps over 13 lazy dogs; it cost $4.56 (or 7e-8)!",
+    "naïve café, Straße, 日本語, עברית, 🙂🏽\u200d🚀\ttab\r\nnew line",
+    "def f(x):\n    return {'a': [x ** 2, None]}  # <b>bold</b> \\n",
+    "search[red shoes] click[Buy Now] <|im_start|>user\n",
+)
+"""Texts whose tokens differ between tokenizers that are not the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What our model is, as far as its folder says."""
+
+    vocab_size: int = 0
+    architectures: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of its parameters; empty where the model is no local folder of safetensors."""
+    tokenizer: ChatTokenizer | None = None
+
+    def check_fit(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raise ValueError when these are not this model's parameters."""
+        if not self.shapes:
+            return
+        given = {name: tuple(tensor.shape) for name, tensor in tensors}
+        for name, shape in given.items():
+            known = self.shapes.get(name)
+            if known is not None and known != shape:
+                raise ValueError(f"{name!r} is {list(shape)}, the model's is {list(known)}")
+        if missing := sorted(set(self.shapes) - set(given)):
+            raise ValueError(f"the weights lack {missing[0]!r} and {len(missing) - 1} others")
+        unknown = sorted(set(given) - set(self.shapes) - {"lm_head.weight"})  # may be tied
+        if unknown:
+            raise ValueError(f"the model has no {unknown[0]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run asks of a server."""
+
+    max_tokens: int
+    """Longest row that it will get."""
+    keep_kv: bool
+    """Whether requests go on over a swap with the cache that they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says of itself."""
+
+    version: str
+    weight_version: str
+    tp_size: int
+    device: str
+
+
+def model_facts(path: str) -> ModelFacts:
+    """Read what there is to know of our model.
+
+    Raises:
+        ConfigError: When its tokenizer cannot be read.
+    """
+    tokenizer = load_tokenizer(path)
+    folder = Path(path)
+    config = _config(path)
+    vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return ModelFacts(
+        vocab_size=int(vocab_size or tokenizer.vocab_size),
+        architectures=tuple(config.get("architectures") or ()),
+        shapes=_shapes(folder) if folder.is_dir() else {},
+        tokenizer=tokenizer,
+    )
+
+
+async def check_server(
+    client: SGLangClient, model: ModelFacts, needs: Needs, *, launched: bool
+) -> ServerFacts:
+    """Ask a server what it is.
+
+    Args:
+        client: The connection.
+        model: What it is to be.
+        needs: What the run asks of it.
+        launched: Whether we chose its model and its flags ourselves.
+
+    Raises:
+        ConfigError: When it is another model, has another tokenizer or too little room, or cannot
+            be used for training.
+    """
+    info = await client.get(dialect.MODEL_INFO)
+    about = await client.get(dialect.SERVER_INFO)
+    facts = ServerFacts(
+        version=str(about.get("version")),
+        weight_version=str(info.get("weight_version")),
+        tp_size=int(about.get("tp_size") or 1),
+        device=str(about.get("device") or ""),
+    )
+    trouble = _trouble(model, needs, info, about)
+    if trouble is None and not launched:
+        trouble = await _tokenizer_trouble(client, model, info, about)
+    if trouble is not None:
+        raise ConfigError(f"engine: the SGLang server at {client.url} {trouble}")
+    return facts
+
+
+def _trouble(
+    model: ModelFacts, needs: Needs, info: dialect.Json, about: dialect.Json
+) -> str | None:
+    max_tokens = needs.max_tokens
+    theirs = tuple(info.get("architectures") or ())
+    if model.architectures and theirs and theirs != model.architectures:
+        return f"is a {theirs[0]}, and the run's model a {model.architectures[0]}"
+    if int(about.get("dp_size") or 1) != 1:
+        return "has several replicas (dp_size): weights cannot be sent to it; have more engines"
+    room = about.get("max_req_input_len")
+    if room is not None and int(room) + 1 < max_tokens:
+        return (
+            f"takes at most {room} tokens, and rollout.max_context_tokens is {max_tokens}: start "
+            f"it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower that"
+        )
+    if needs.keep_kv and not about.get("disable_overlap_schedule"):
+        return (
+            "computes a step ahead, whose token it would count to weights that come meanwhile: "
+            "start it with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
+        )
+    cache = about.get("max_total_num_tokens")
+    if cache is not None and int(cache) < max_tokens:
+        return f"has a KV cache of {cache} tokens, too small for a row of {max_tokens}"
+    return None
+
+
+async def _tokenizer_trouble(
+    client: SGLangClient, model: ModelFacts, info: dialect.Json, about: dialect.Json
+) -> str | None:
+    """Compare fingerprints where its tokenizer lies within reach, else the tokens of some texts."""
+    assert model.tokenizer is not None
+    path = str(info.get("tokenizer_path") or info.get("model_path") or "")
+    if (Path(path) / "tokenizer.json").is_file():
+        theirs = load_tokenizer(path)
+        if theirs.fingerprint == model.tokenizer.fingerprint:
+            return None
+        if theirs.vocab_size != model.tokenizer.vocab_size:
+            return f"has the tokenizer of {path}, which is not the run's"
+    if about.get("skip_tokenizer_init"):
+        return "has no tokenizer (--skip-tokenizer-init): nobody can say that it is the right one"
+    for text in PROBES:
+        body = {"prompt": text, "add_special_tokens": False}
+        try:
+            answer = await client.post(dialect.TOKENIZE, body)
+        except InferenceFailure as e:
+            return f"does not say what its tokens are: {e}"
+        if answer["tokens"] != model.tokenizer.encode(text):
+            return f"has another tokenizer than the run's model: {text[:20]!r}... differs"
+    return None
+
+
+def _config(path: str) -> dict[str, Any]:
+    file = Path(path) / "config.json"
+    if file.is_file():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    from transformers import AutoConfig
+
+    given: dict[str, Any] = AutoConfig.from_pretrained(path).to_dict()
+    return given
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all parameters, from the heads of the safetensors files alone."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            head = json.loads(opened.read(length))
+        for name, said in head.items():
+            if name != "__metadata__":
+                found[name] = tuple(said["shape"])
+    return found

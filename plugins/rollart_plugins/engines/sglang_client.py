@@ -1,0 +1,105 @@
+"""The HTTP connection to one SGLang server.
+
+Takes: paths and bodies of :mod:`rollart_plugins.engines.sglang_dialect`. Gives: the server's JSON.
+Never: tries again; whoever calls knows whether that is safe.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+
+from rollart_core.errors import EngineDied, InferenceFailure, first_line
+from rollart_plugins.engines.sglang_dialect import Json
+
+CONTROL_S = 30.0
+"""The longest wait for an answer that needs no computing."""
+
+
+class SGLangClient:
+    """One server.
+
+    Args:
+        url: Its address, such as ``http://127.0.0.1:30000``.
+        api_key: Sent with every request, where there is one.
+    """
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str, *, limit_s: float = CONTROL_S) -> Any:
+        """Return the JSON at a path; see :meth:`post` for the errors."""
+        return await self._ask("GET", path, None, limit_s)
+
+    async def post(
+        self, path: str, body: Json | None = None, *, limit_s: float | None = CONTROL_S
+    ) -> Any:
+        """Send a JSON body and return the JSON that comes back.
+
+        Raises:
+            EngineDied: When the connection cannot be made, or breaks.
+            InferenceFailure: When the server refuses (not worth a retry), or fails.
+            TimeoutError: When it does not answer in time; ``limit_s`` None: it is waited for.
+        """
+        return await self._ask("POST", path, body or {}, limit_s)
+
+    async def alive(self, *, limit_s: float) -> bool:
+        """Say whether it answers that it is well."""
+        try:
+            await self.get("/health", limit_s=limit_s)
+        except (EngineDied, InferenceFailure, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the connections; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _ask(self, method: str, path: str, body: Json | None, limit_s: float | None) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), headers=self._headers
+            )
+        limit = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONTROL_S)
+        try:
+            async with self._session.request(
+                method, self.url + path, json=body, timeout=limit
+            ) as response:
+                text = await response.text()
+                status = response.status
+        except TimeoutError as e:  # aiohttp's are these too
+            raise TimeoutError(f"{self.url}{path} did not answer within {limit_s} s") from e
+        except (aiohttp.ClientError, OSError) as e:
+            why = first_line(str(e)) or type(e).__name__
+            message = f"the SGLang server at {self.url} is gone: {why}"
+            raise EngineDied(message, boundary="sglang") from e
+        if status == 200:
+            return _json(text)
+        error = InferenceFailure(
+            f"the SGLang server at {self.url} answers {path} with {status}: {_reason(text)}",
+            boundary="sglang",
+        )
+        error.retryable = status >= 500
+        raise error
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text
+
+
+def _reason(text: str) -> str:
+    """Return the message of an error answer; the server has several shapes of them."""
+    said = _json(text)
+    for key in ("error", "message"):
+        if isinstance(said, dict):
+            said = said.get(key, said)
+    return first_line(said if isinstance(said, str) else str(said))

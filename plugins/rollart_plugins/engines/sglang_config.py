@@ -1,0 +1,91 @@
+"""Options of the SGLang engine. Never imports torch or aiohttp."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Seconds = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
+"""What has no effect on servers that run already."""
+
+
+class SGLangConfig(BaseModel):
+    """What a run config may say under ``engine``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: tuple[str, ...] = ()
+    """Running servers to attach to, one for each engine, such as ``http://10.0.0.5:30000``; none: a
+    server is launched for each engine, and ends with it."""
+    command: tuple[str, ...] = ()
+    """What launches a server, before its flags; none: ``python -m sglang.launch_server`` with the
+    run's own Python. SGLang is often in an environment of its own:
+    ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
+    tp_size: PositiveInt = 1
+    """GPUs that the layers of one server are split over."""
+    first_gpu: Annotated[int, Field(ge=0)] = 0
+    """The first server takes ``tp_size`` GPUs from this one on, the second those after them."""
+    server_args: dict[str, Any] = Field(default_factory=dict)
+    """Further flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics: true}``."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the server."""
+    weight_road: Literal["tensor", "disk", "distributed"] = "tensor"
+    """How weights go on from the engine's process to its server: ``tensor`` in the request itself,
+    ``disk`` as a model folder that both can read, ``distributed`` by a broadcast."""
+    weights_folder: str | None = None
+    """For ``disk``: where; none: a temporary folder of this machine."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """For ``distributed``: what carries the broadcast; ``auto``: nccl where the server is on CUDA,
+    else gloo."""
+    host: str = "127.0.0.1"
+    """For ``distributed``: the address of this machine as the server sees it."""
+    bucket_bytes: PositiveInt = 256 * 2**20
+    """About how much goes to the server at once, by ``tensor`` and ``distributed``."""
+    start_s: Seconds = 600.0
+    """The longest wait until a server answers."""
+    update_s: Seconds = 100.0
+    """The longest wait for the server's answer to new weights; then it counts as dead."""
+    look_every_s: Seconds = 5.0
+    """How often the server is asked whether it lives. It is dead when it misses ``look_misses``."""
+    look_misses: PositiveInt = 6
+    """Questions in a row without an answer."""
+    api_key_variable: str | None = None
+    """The environment variable that holds the key of a running server, where it wants one."""
+
+    @field_validator("url", "command", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no address: http://HOST:PORT is one")
+        if len(set(value)) != len(value):
+            raise ValueError("each engine needs a server of its own: one is named twice")
+        return tuple(url.rstrip("/") for url in value)
+
+    @model_validator(mode="after")
+    def _all_has_effect(self) -> Self:
+        for idle in self._idle():
+            if idle[0] in self.model_fields_set:
+                raise ValueError(f"{idle[0]} has no effect with {idle[1]}; remove it")
+        return self
+
+    def _idle(self) -> list[tuple[str, str]]:
+        """Return keys that have no effect, each with the reason."""
+        found = [(key, "url (the server runs already)") for key in LAUNCH_ONLY if self.url]
+        if not self.url:
+            found.append(("api_key_variable", "servers that are launched here"))
+        road = self.weight_road
+        found += [("weights_folder", f"weight_road: {road}")] if road != "disk" else []
+        if road != "distributed":
+            found += [(key, f"weight_road: {road}") for key in ("backend", "host")]
+        found += [("bucket_bytes", "weight_road: disk")] if road == "disk" else []
+        return found

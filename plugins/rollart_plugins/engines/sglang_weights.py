@@ -1,0 +1,292 @@
+"""The roads on which new weights go from the engine's process to its SGLang server.
+
+    tensor        base64 of pickled tensors, in the requests themselves
+    disk          a model folder that the server loads as it loaded its first
+    distributed   a broadcast from this process (rank 0) to the server's (ranks 1 .. tp_size)
+
+Takes: whole tensors that are known to fit the model. Gives: a server that has them all under one
+tag. Never: pauses the server (the engine does), or waits without a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import pickle
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed
+
+from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.sglang_checks import ServerFacts
+from rollart_plugins.engines.sglang_client import SGLangClient
+from rollart_plugins.engines.sglang_config import SGLangConfig
+from rollart_plugins.engines.sglang_server import free_port
+
+Named: TypeAlias = tuple[str, torch.Tensor]
+
+_GROUP = "rollart"
+_PREFIX = "rollart-sglang"
+
+dist: Any = torch.distributed  # what it exports is not typed
+
+
+class WeightRoad(ABC):
+    """One way for weights to a server."""
+
+    @abstractmethod
+    def prepare(self, tensors: Sequence[Named]) -> Any:
+        """Do what can be done while tokens are generated; in a thread."""
+
+    @abstractmethod
+    async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
+        """Bring a paused server to these weights, and have it call them ``tag``.
+
+        Raises:
+            InferenceFailure: When it does not take them.
+            RuntimeError: When the broadcast breaks.
+        """
+
+    def close(self) -> None:  # noqa: B027 - some hold nothing
+        """Free what it holds; may be called twice."""
+
+
+class DiskRoad(WeightRoad):
+    """A model folder for each version: config and tokenizer linked, the weights written."""
+
+    def __init__(self, client: SGLangClient, model_path: str, folder: str | None) -> None:
+        self._client, self._model = client, Path(model_path)
+        _remove_orphans(Path(folder or tempfile.gettempdir()))
+        self._home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=folder))
+        self._home.chmod(0o755)  # the server may be somebody else's
+        self._num_written = 0
+        self._in_use: Path | None = None
+
+    def prepare(self, tensors: Sequence[Named]) -> Path:
+        """Write the folder."""
+        from safetensors.torch import save_file
+
+        self._num_written += 1
+        folder = self._home / str(self._num_written)
+        folder.mkdir()
+        for file in self._model.glob("*.json"):
+            if not file.name.endswith(".index.json"):
+                shutil.copy(file, folder / file.name)
+        plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors}
+        save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    async def send(self, ready: Path, tag: str, *, keep_kv: bool) -> None:
+        """See :meth:`WeightRoad.send`."""
+        body = {
+            "model_path": str(ready),
+            "weight_version": tag,
+            "flush_cache": not keep_kv,
+            "abort_all_requests": False,
+        }
+        await self._client.post(dialect.UPDATE_FROM_DISK, body, limit_s=None)
+        before, self._in_use = self._in_use, ready
+        if before is not None:
+            await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the folders."""
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+class _Session:
+    """What both roads of tensors share: buckets between a begin and an end."""
+
+    def __init__(self, client: SGLangClient, bucket_bytes: int) -> None:
+        self.client, self._bucket_bytes = client, bucket_bytes
+
+    def buckets(self, tensors: Iterable[Named]) -> list[list[Named]]:
+        """Return the tensors in lists of about the size of a bucket."""
+        found: list[list[Named]] = [[]]
+        size = 0
+        for name, tensor in tensors:
+            if found[-1] and size + tensor.nbytes > self._bucket_bytes:
+                found.append([])
+                size = 0
+            found[-1].append((name, tensor))
+            size += tensor.nbytes
+        return found
+
+    @contextlib.asynccontextmanager
+    async def update(self) -> Any:
+        """Open the server for weights, and close it again when all have come."""
+        await self.client.post(dialect.BEGIN_UPDATE, {})
+        yield
+        await self.client.post(dialect.END_UPDATE, {}, limit_s=None)
+
+
+def _last_words(is_last: bool, tag: str, keep_kv: bool) -> dialect.Json:
+    """Return what only the last bucket says: from it on the weights are the new ones."""
+    return {
+        "weight_version": tag if is_last else None,
+        "flush_cache": is_last and not keep_kv,
+        "abort_all_requests": False,
+    }
+
+
+class TensorRoad(WeightRoad):
+    """Pickled tensors in the request."""
+
+    def __init__(self, client: SGLangClient, tp_size: int, bucket_bytes: int) -> None:
+        self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
+
+    def prepare(self, tensors: Sequence[Named]) -> list[str]:
+        """Pickle; a view takes the memory of all it is a view of with it, a clone does not."""
+        return [
+            base64.b64encode(
+                pickle.dumps([(name, t.detach().cpu().clone()) for name, t in bucket])
+            ).decode()
+            for bucket in self._session.buckets(tensors)
+        ]
+
+    async def send(self, ready: list[str], tag: str, *, keep_kv: bool) -> None:
+        """See :meth:`WeightRoad.send`."""
+        async with self._session.update():
+            for i, bucket in enumerate(ready):
+                body = {
+                    "serialized_named_tensors": [bucket] * self._tp_size,
+                    **_last_words(i == len(ready) - 1, tag, keep_kv),
+                }
+                await self._session.client.post(dialect.UPDATE_FROM_TENSOR, body, limit_s=None)
+
+
+class DistributedRoad(WeightRoad):
+    """A broadcast; the group lives as long as the server."""
+
+    def __init__(
+        self, client: SGLangClient, config: SGLangConfig, backend: str, tp_size: int
+    ) -> None:
+        self._session = _Session(client, config.bucket_bytes)
+        self._backend, self._host, self._tp_size = backend, config.host, tp_size
+        self._limit = timedelta(seconds=config.update_s)
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self._group: Any = None
+
+    def prepare(self, tensors: Sequence[Named]) -> list[list[Named]]:
+        """Bring the tensors to where they are broadcast from."""
+        moved = [(name, t.detach().to(self._device).contiguous()) for name, t in tensors]
+        return self._session.buckets(moved)
+
+    async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
+        """See :meth:`WeightRoad.send`; a server that refuses leaves a broadcast nobody takes."""
+        if self._group is None:
+            await self._join()
+        async with self._session.update():
+            for i, bucket in enumerate(ready):
+                body = {
+                    "names": [name for name, _ in bucket],
+                    "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
+                    "shapes": [list(t.shape) for _, t in bucket],
+                    "group_name": _GROUP,
+                    **_last_words(i == len(ready) - 1, tag, keep_kv),
+                }
+                await self._both(
+                    self._session.client.post(dialect.UPDATE_FROM_DISTRIBUTED, body, limit_s=None),
+                    asyncio.to_thread(self._broadcast, bucket),
+                )
+
+    async def _join(self) -> None:
+        port = free_port()
+        body = {
+            "master_address": self._host,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 1 + self._tp_size,
+            "group_name": _GROUP,
+            "backend": self._backend,
+        }
+        await self._both(
+            self._session.client.post(dialect.JOIN_GROUP, body, limit_s=None),
+            asyncio.to_thread(self._make_group, port),
+        )
+
+    async def _both(self, asked: Any, done_here: Any) -> None:
+        """Wait for the server's answer and for our own part; when one fails, drop the other."""
+        ours = asyncio.ensure_future(done_here)
+        theirs = asyncio.ensure_future(asked)
+        try:
+            await asyncio.gather(theirs, ours)
+        except BaseException:
+            theirs.cancel()
+            self.close()  # lets the thread that waits in the broadcast go
+            await asyncio.gather(ours, theirs, return_exceptions=True)
+            raise
+
+    def _make_group(self, port: int) -> None:
+        """Make rank 0's end, as SGLang makes the others: a group beside the default one."""
+        from torch.distributed import distributed_c10d
+
+        c10d: Any = distributed_c10d  # torch has no public way to a group beside the default one
+
+        store = dist.TCPStore(
+            self._host,
+            port,
+            1 + self._tp_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self._limit,
+        )
+        group, _ = c10d._new_process_group_helper(
+            1 + self._tp_size,
+            0,
+            [],
+            c10d.Backend(self._backend),
+            c10d.PrefixStore(_GROUP, store),
+            group_name=_GROUP,
+            timeout=self._limit,
+        )
+        c10d._world.pg_group_ranks[group] = {i: i for i in range(1 + self._tp_size)}
+        self._group = group
+
+    def _broadcast(self, bucket: Sequence[Named]) -> None:
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group was given up")
+        work = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in bucket]
+        for one in work:
+            one.wait(self._limit)
+
+    def close(self) -> None:
+        """Give the group up, whatever it is doing."""
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+                group.abort()
+
+
+def new_road(
+    config: SGLangConfig, client: SGLangClient, server: ServerFacts, model_path: str
+) -> WeightRoad:
+    """Return the road that the config names."""
+    if config.weight_road == "disk":
+        return DiskRoad(client, model_path, config.weights_folder)
+    if config.weight_road == "tensor":
+        return TensorRoad(client, server.tp_size, config.bucket_bytes)
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if server.device == "cuda" else "gloo"
+    return DistributedRoad(client, config, backend, server.tp_size)
+
+
+def _remove_orphans(home: Path) -> None:
+    """Remove what engines that were killed have left."""
+    for left in home.glob(f"{_PREFIX}-*"):
+        with contextlib.suppress(ValueError, PermissionError):
+            try:
+                os.kill(int(left.name.split("-")[2]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
