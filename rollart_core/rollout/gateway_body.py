@@ -52,12 +52,13 @@ def parse(raw: bytes) -> Body:
     return body
 
 
-def wishes(body: Body, *max_tokens: str) -> Wishes:
+def wishes(body: Body, *max_tokens: str, logprobs: bool = False) -> Wishes:
     """Return the fields that requests of all shapes have.
 
     Args:
         body: The request.
         max_tokens: The names that the longest answer goes by.
+        logprobs: Whether they are asked for, which each shape says in its own way.
     """
     if (body.get("n") or 1) != 1:
         raise unsupported("n", "only one answer at a time; ask several times, at once if need be")
@@ -69,6 +70,7 @@ def wishes(body: Body, *max_tokens: str) -> Wishes:
         stop=_stops(body.get("stop")),
         stream=flag(body, "stream"),
         include_usage=flag(options, "include_usage"),
+        logprobs=logprobs,
         token_ids=flag(body, "return_token_ids"),
         ignored=_ignored(body),
     )

@@ -50,14 +50,15 @@ def chat_request(body: Body) -> ChatRequest:
         raise unsupported("response_format", "answers are not held to a format; ask for 'text'")
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", "answers are text")
-    wanted = wishes(body, "max_completion_tokens", "max_tokens")
+    logprobs = flag(body, "logprobs")
+    wanted = wishes(body, "max_completion_tokens", "max_tokens", logprobs=logprobs)
     tools, choice = tool_specs(body.get("tools")), body.get("tool_choice")
     if choice not in (None, "auto") and tools:
         wanted = replace(wanted, ignored=(*wanted.ignored, "tool_choice"))
     return ChatRequest(
         [_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
         tools,
-        replace(wanted, logprobs=flag(body, "logprobs")),
+        wanted,
     )
 
 
@@ -129,7 +130,12 @@ def _message(message: object, name: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise bad_field(f"{name}.role", f"must be one of {', '.join(_ROLES)}, not {role!r}")
-    read = Message(role=_ROLES[role], content=text(message.get("content"), f"{name}.content"))
+    content = message.get("content")
+    if not isinstance(content, str):
+        content = text(content, f"{name}.content")
+    read = Message(role=_ROLES[role], content=content)
+    if role == "user":
+        return read
     if role == "assistant":
         calls = message.get("tool_calls")
         if calls:

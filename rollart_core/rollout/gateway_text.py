@@ -39,10 +39,9 @@ def text_request(body: Body, vocab_size: int) -> TextRequest:
         raise unsupported("echo", "the prompt is not sent back")
     if (body.get("best_of") or 1) != 1:
         raise unsupported("best_of", "every answer is recorded; ask several times")
-    wanted = wishes(body, "max_tokens")
+    wanted = wishes(body, "max_tokens", logprobs=_logprobs(body.get("logprobs")))
     if wanted.max_new_tokens is None:
         wanted = replace(wanted, max_new_tokens=DEFAULT_MAX_TOKENS)
-    wanted = replace(wanted, logprobs=_logprobs(body.get("logprobs")))
     return TextRequest(_prompt(body.get("prompt"), vocab_size), wanted)
 
 

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 from gateways import TICKET, at_gateway
+from talks import result
 
 from rollart_core.errors import InferenceFailure
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
+from rollart_core.rollout.gateway_seat import KEPT_SESSIONS
 
 
 def user(text):
@@ -148,6 +150,56 @@ def test_an_engine_that_fails_is_503_and_the_episode_failed_until_asked_again():
             assert seat.failure.message == "gone"
             assert (await http.say("hi"))["content"] == "well"
             assert seat.failure is None
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_late_is_504_and_the_failure_a_timeout():
+    async def main():
+        async with at_gateway(generate_s=0.05) as (_, engine, seat, http):
+            engine.gate = asyncio.Event()
+            status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
+            assert (status, answer["error"]["code"]) == (504, "engine_error")
+            assert engine.num_cancelled == 1
+            assert seat.num_hung_up == 0
+            assert seat.failure is not None
+            assert seat.failure.kind == "timeout"
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_was_aborted_is_none():
+    async def main():
+        async with at_gateway(answers=[result([1], finish_reason="abort")]) as (_, _, seat, http):
+            status, _ = await http.post("chat/completions", {"messages": [user("hi")]})
+            assert status == 503
+            assert seat.failure is not None
+            assert seat.failure.kind == "cancelled"
+            assert not seat.samples()
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_the_gateway_itself_is_500_and_the_episode_failed():
+    async def main():
+        async with at_gateway(answers=[result([1, 2])]) as (_, _, seat, http):
+            seat.limits = None  # as if the code were wrong
+            status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
+            assert (status, answer["error"]["type"]) == (500, "server_error")
+            assert seat.failure is not None
+            assert seat.failure.boundary == "gateway"
+
+    asyncio.run(main())
+
+
+def test_only_so_many_sessions_are_kept():
+    async def main():
+        async with at_gateway() as (_, engine, _, http):
+            for number in range(KEPT_SESSIONS + 2):
+                await http.say(f"summary {number}")
+            assert engine.released == ["g0.0#0", "g0.0#0~1"]
+            await http.say("summary 2")
+        assert len(engine.released) == len(set(engine.released)) == KEPT_SESSIONS + 3
 
     asyncio.run(main())
 

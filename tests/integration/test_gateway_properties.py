@@ -14,6 +14,7 @@ from tool_templates import ADD, TOOL_TEMPLATES, call_text, tool_tokenizer
 
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
+from rollart_core.rollout.transcript import Transcript
 from rollart_core.types import Message
 
 NAMES = sorted([*TEMPLATES, *TOOL_TEMPLATES])
@@ -185,3 +186,39 @@ def test_a_summary_gives_the_row_of_a_native_conversation_that_begins_with_it(ca
 
     samples = at_program(name, [*(ids for _, ids in turns), last], play)
     same([s for s in samples if len(turns) in s.turn_ids], native.talk.samples())
+
+
+@given(st.sampled_from(NAMES), st.data())
+@settings(max_examples=25, deadline=None)
+def test_asked_and_answered_in_any_order_every_token_is_trained_once_behind_its_prompt(name, data):
+    """Programs that go on from any recorded point, several at once, some never answered."""
+    tokenizer = the_tokenizer(name)
+    transcript = Transcript(tokenizer, max_context_tokens=10_000)
+    tools = [ADD] if name in TOOL_TEMPLATES else []
+    known, open_asks, recorded = [[]], [], []
+    for _ in range(data.draw(st.integers(1, 10))):
+        what = data.draw(st.sampled_from(["ask", "answer", "answer", "drop"]))
+        if what == "ask" or not open_asks:
+            before = data.draw(st.sampled_from(known))
+            text = data.draw(st.sampled_from(["a", "b", "red"]))
+            messages = [*before, *shown(before[-1] if before else None, text)]
+            open_asks.append(transcript.ask(messages, tools))
+            continue
+        ask = open_asks.pop(data.draw(st.integers(0, len(open_asks) - 1)))
+        if what == "drop":
+            transcript.drop(ask)
+            continue
+        ids = data.draw(answers(name))
+        answer = transcript.record(ask, result(ids, len(recorded)))
+        recorded.append((ask.token_ids, ids))
+        known.append([*ask.messages, answer.message])
+    samples = transcript.samples()
+    for turn, (prompt, ids) in enumerate(recorded):
+        rows = [s for s in samples if turn in s.turn_ids]
+        assert len(rows) == bool(ids)
+        for row in rows:
+            assert row.token_ids[: len(prompt) + len(ids)].tolist() == [*prompt, *ids]
+            at = np.flatnonzero(row.turn_ids == turn)
+            assert at.tolist() == list(range(len(prompt), len(prompt) + len(ids)))
+            assert set(row.policy_versions[at].tolist()) == {turn}
+    assert sum(s.num_loss_tokens for s in samples) == sum(len(ids) for _, ids in recorded)
