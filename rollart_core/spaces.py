@@ -68,8 +68,13 @@ class Text(gymnasium.Space[str]):
         return chr(int(self.np_random.integers(low, high)))
 
 
+_KEYS = frozenset(Message.__required_keys__ | Message.__optional_keys__)
+
+
 class Messages(gymnasium.Space[list[Message]]):
     """All lists of at most ``max_messages`` chat messages, each a dict of ``role`` and ``content``.
+
+    A message may also have what :class:`~rollart_core.types.Message` has for tools; samples do not.
 
     Args:
         max_messages: Most messages; None for no limit.
@@ -136,8 +141,9 @@ class Messages(gymnasium.Space[list[Message]]):
     def _is_message(self, message: object) -> bool:
         return (
             isinstance(message, dict)
-            and message.keys() == {"role", "content"}
-            and isinstance(message["role"], str)
+            and {"role", "content"} <= message.keys() <= _KEYS
+            and all(isinstance(message.get(key, ""), str) for key in _KEYS - {"tool_calls"})
+            and isinstance(message.get("tool_calls", []), list)
             and self.content.contains(message["content"])
         )
 

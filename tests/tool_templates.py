@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from chat_templates import TEXTS, write_tokenizer
 
-from rollart_core.models.new import train_tokenizer
+from rollart_core.models.new import TOOL_CHAT_TEMPLATE, train_tokenizer
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.types import ToolSpec
 
@@ -90,6 +90,7 @@ MISTRAL = """{{- bos_token }}
 {%- else %}{{- raise_exception('only user, assistant and tool') }}{%- endif %}
 {%- endfor %}"""
 TOOL_TEMPLATES = {
+    "new": (TOOL_CHAT_TEMPLATE, "<|end|>"),
     "hermes": (HERMES, "<|im_end|>"),
     "llama3": (LLAMA3, "<|eot_id|>"),
     "mistral": (MISTRAL, "</s>"),
@@ -116,7 +117,8 @@ ADD = ToolSpec(
 @cache
 def tool_tokenizer(name: str) -> ChatTokenizer:
     template, stop = TOOL_TEMPLATES[name]
-    backend = train_tokenizer([*TEXTS, '{"name": "add", "arguments": {"a": 1, "b": 2}}'], 400)
+    texts = [*TEXTS, '{"name": "add", "arguments": {"a": 1, "b": 2}}']
+    backend = train_tokenizer(texts, 400, tools=name == "new")
     backend.add_special_tokens(SPECIALS)
     backend.add_tokens(["<tool_call>", "</tool_call>"])
     with TemporaryDirectory(prefix="rollart-test-") as folder:
@@ -125,7 +127,7 @@ def tool_tokenizer(name: str) -> ChatTokenizer:
 
 def call_text(name: str, *calls: tuple[str, str]) -> str:
     """Return calls of (tool, arguments as JSON) as a model of that family writes them."""
-    if name == "hermes":
+    if name in ("hermes", "new"):
         block = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
         return "\n".join(block.format(*c) for c in calls)
     if name == "llama3":

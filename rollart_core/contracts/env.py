@@ -11,7 +11,8 @@ Optional: ``oracle() -> str | None`` (the expert's next action), ``num_tasks(spl
 (None or missing: unlimited), ``areset`` / ``astep`` (coroutines, when the env waits on I/O),
 ``corpus() -> Iterable[str]`` (text for training a tokenizer from nothing),
 ``secrets() -> Sequence[str]`` (texts of the present task that the agent must never read).
-``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``.
+``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``;
+that of ``reset`` may carry ``tools``, what the policy may call: see :mod:`rollart_core.tools`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class EnvSpec(PluginSpec):
     sandbox: str | None = None
     """Id or alias of the sandbox it must run in; None when it needs no wall."""
     network: bool = False
+    tools: bool = False
+    """It declares tools: ``info["tools"]`` of ``reset``, and its actions are those of
+    :class:`rollart_core.tools.action.ToolAction`."""
     workload: Workload = field(default_factory=Workload)
     licence: str = ""
 

@@ -59,6 +59,35 @@ CHAT_TEMPLATE = """\
 {{- '<|assistant|>' -}}
 {%- endif -%}
 """
+TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>")
+TOOL_CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|system|>' -}}
+{%- for tool in tools -%}{{- (tool.function | tojson) + '\\n' -}}{%- endfor -%}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{{- '<|assistant|>' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- (call.function.arguments | tojson) + '}</tool_call>' -}}
+{%- endfor -%}
+{{- '<|end|>' -}}
+{%- elif message.role == 'tool' -%}
+{{- '<tool_response>' + message.content -}}
+{%- elif message.role == 'system' -%}
+{{- ('' if tools and loop.first else '<|system|>') + message.content -}}
+{%- elif loop.first or loop.previtem.role != 'assistant' -%}
+{{- '<|user|>' + message.content -}}
+{%- else -%}
+{{- message.content -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|assistant|>' -}}
+{%- endif -%}
+"""
+"""The same with tools, which are called in the way of Hermes and Qwen."""
 _LETTERS = r"\p{L}\p{M}_"
 _WORD = rf"[{_LETTERS}\p{{N}}]"
 r"""Spelled out: what ``\w`` holds differs within Oniguruma itself (``²`` is one case)."""
@@ -77,12 +106,13 @@ the pre-tokenizer does, with the space between two words at the head of the seco
 _MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, tools: bool = False) -> Tokenizer:
     """Train a byte-level BPE tokenizer; the same texts give the same tokenizer.
 
     Args:
         texts: What the policy will read and write.
         vocab_size: Most tokens, special ones included; short texts may give fewer.
+        tools: Whether there are to be tokens for tool calls.
 
     Raises:
         ConfigError: When ``vocab_size`` has no room for the bytes and special tokens.
@@ -119,7 +149,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *(TOOL_TOKENS if tools else ())],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -127,7 +157,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def new_model(path: str | Path, spec: NewModel, texts: Iterable[str], seed: int) -> Path:
+def new_model(
+    path: str | Path, spec: NewModel, texts: Iterable[str], seed: int, *, tools: bool = False
+) -> Path:
     """Write a model folder: config, random weights, tokenizer and chat template.
 
     Args:
@@ -135,6 +167,7 @@ def new_model(path: str | Path, spec: NewModel, texts: Iterable[str], seed: int)
         spec: Shape of the model; the embedding is padded to a multiple of 64 rows.
         texts: What to train the tokenizer on.
         seed: Of the weights.
+        tools: Whether its chat template is to show tools.
 
     Returns:
         The folder.
@@ -152,11 +185,11 @@ def new_model(path: str | Path, spec: NewModel, texts: Iterable[str], seed: int)
         raise ConfigError(f"model.head_dim: {spec.head_dim} is odd; rotary positions need pairs")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(texts, spec.vocab_size)
+    tokenizer = train_tokenizer(texts, spec.vocab_size, tools=tools)
     num_rows = -(-tokenizer.get_vocab_size(with_added_tokens=True) // 64) * 64
     pad_id, end_id = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
     ids = {"bos_token_id": None, "eos_token_id": end_id, "pad_token_id": pad_id}
-    _write_tokenizer(folder, tokenizer, spec.max_positions)
+    _write_tokenizer(folder, tokenizer, spec.max_positions, tools=tools)
     _write_json(folder / "config.json", {**_config(spec, num_rows), **ids})
     _write_json(folder / "generation_config.json", {**ids, "do_sample": True})
     weights = random_weights(spec, num_rows, seed)
@@ -228,14 +261,17 @@ def _config(spec: NewModel, num_rows: int) -> dict[str, object]:
     }
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_positions: int) -> None:
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, max_positions: int, *, tools: bool
+) -> None:
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    template = TOOL_CHAT_TEMPLATE if tools else CHAT_TEMPLATE
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
         "pad_token": PAD,
-        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT, *(TOOL_TOKENS if tools else ())],
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_positions,
         "rollart_ascii_pieces": ASCII_PIECES,

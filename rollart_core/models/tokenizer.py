@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.models.chat_template import ChatTemplate
+from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
 from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
 from rollart_core.types import Message, ToolSpec
 
@@ -101,6 +101,22 @@ class ChatTokenizer:
             TemplateRefusal: When the template does not take this sequence of messages.
         """
         return self._parts.template.render(messages, add_generation_prompt, tools)
+
+    def write(self, message: Message) -> str:
+        """Return a message of the policy as the policy writes it, without the token that ends it.
+
+        Raises:
+            TemplateRefusal: When the chat template does not take the message.
+        """
+        if not message.get("tool_calls"):
+            return message["content"]
+        asked = Message(role="user", content="?")
+        prompt = self.render([asked], add_generation_prompt=True)
+        whole = self.render([asked, message])
+        end = whole.rfind(self.stop_text)
+        if not whole.startswith(prompt) or end < len(prompt):
+            raise TemplateRefusal("what the policy writes does not follow the prompt")
+        return whole[len(prompt) : end]
 
     def _encode_tuple(self, text: str) -> tuple[int, ...]:
         return tuple(self._parts.encode(text))

@@ -59,6 +59,15 @@ def tool_turn(parsed: ParsedCalls, turn: int, tools: ToolSet) -> ToolTurn:
     )
 
 
+def expert_turn(action: ToolAction) -> tuple[Message, ToolTurn]:
+    """Return what an expert does, as a message of the policy and as a turn."""
+    message = Message(role="assistant", content=action.content)
+    if action.calls:
+        message["tool_calls"] = [call.wire() for call in action.calls]
+    order = tuple(call.id for call in action.calls)
+    return message, ToolTurn(action.text(), order, action.calls, ())
+
+
 async def step_with_tools(
     episode: EnvEpisode, parsed: ParsedCalls, turn: int, tools: ToolSet
 ) -> Observed:

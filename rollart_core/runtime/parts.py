@@ -155,8 +155,15 @@ def build_model(path: str, model: NewModel, corpora: Sequence[EnvTasks], seed: i
         for corpus in corpora
         for text in _up_to(MAX_CORPUS_CHARS * len(corpus.tasks) // num_tasks, _texts(corpus))
     )
+    tools = any(_calls_tools(corpus.env) for corpus in corpora)
     with closing(texts):
-        new_model(path, model, texts, seed)
+        new_model(path, model, texts, seed, tools=tools)
+
+
+def _calls_tools(env: EnvRef) -> bool:
+    """Tell whether the policy is to call tools there; what agents ask for is not known before."""
+    spec = registry.env_spec(env.id, env.options)
+    return spec.tools or spec.kind == "agent"
 
 
 def _texts(corpus: EnvTasks) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rollart_core.config import RemoteModel
 from rollart_core.contracts.adapter import split_id
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
+from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
@@ -140,6 +141,12 @@ class RunEnvs:
         from rollart_core.models.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(model_path)
+        calling = [env.spec.id for env in self._envs if env.spec.tools]
+        if calling and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+            raise ConfigError(
+                f"model: {calling[0]} has tools, and the chat template in {model_path} does not "
+                "show them, or writes calls in a way that is not known: take a model that does"
+            )
         most = self._run.config.rollout.max_context_tokens
         begin = partial(Conversation, tokenizer, max_context_tokens=most)
         return begin, tuple(tokenizer.stop_token_ids)

@@ -1,1 +1,18 @@
 """Tools that an environment offers: what they are, how they are called, where they come from."""
+
+from rollart_core.tools.action import Call, ToolAction
+from rollart_core.tools.env import ToolEnv, tool
+from rollart_core.tools.mcp import McpServer, McpTools
+from rollart_core.tools.source import ToolError, ToolResult, ToolSource
+
+__all__ = [
+    "Call",
+    "McpServer",
+    "McpTools",
+    "ToolAction",
+    "ToolEnv",
+    "ToolError",
+    "ToolResult",
+    "ToolSource",
+    "tool",
+]

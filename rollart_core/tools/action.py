@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollart_core.models.tool_calls import call_id
+from rollart_core.types import FunctionCall, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     """What its answer names; empty: one is given by its place."""
+
+    def wire(self) -> ToolCall:
+        """Return the call in the shape of OpenAI's chat API."""
+        arguments = json.dumps(dict(self.arguments), ensure_ascii=False)
+        function = FunctionCall(name=self.name, arguments=arguments)
+        return ToolCall(id=self.id, type="function", function=function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ so a thread can draw fresh demonstrations while the trainer trains.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,9 +17,13 @@ from rollart_core.contracts.agent import AgentTask
 from rollart_core.contracts.env import HasCorpus, HasOracle, TextEnv
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
+from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.types import Observation, Sample, Task, TokenSpan
+from rollart_core.rollout.tool_turn import answered, expert_turn
+from rollart_core.tools.action import ToolAction
+from rollart_core.tools.tool_set import checked_tools
+from rollart_core.types import Observation, Sample, Task, TokenSpan, ToolSpec
 
 MakeEnv: TypeAlias = Callable[[], TextEnv]
 _MOST_MISSES = 256
@@ -34,6 +39,8 @@ class _Episode:
     """Sum of the rewards."""
     success: bool | None
     """What the environment says; None when it says nothing."""
+    tools: tuple[ToolSpec, ...] = ()
+    """What could be called."""
 
     def is_worth(self, min_return: float | None) -> bool:
         """Tell whether to imitate it."""
@@ -68,7 +75,8 @@ def demonstrations(
 
     Raises:
         ConfigError: When the environment has no ``oracle()``, or its oracle gives nothing to
-            imitate in all tasks, or in ``256`` in a row.
+            imitate in all tasks, or in ``256`` in a row; or calls tools in a way that the chat
+            template does not take.
         EnvironmentFailure: When the environment raises.
     """
     with closing(make_env()) as env:
@@ -106,12 +114,15 @@ def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> 
             f"model: {type(env).__name__} is an agent without corpus(), text to train a new "
             "tokenizer on; give it one, or name a model with model.path"
         )
-    oracle = _oracle(env)
+    oracle, shown = _oracle(env), False
     for task in tasks:
         episode = _episode(env, oracle, task, max_turns)
+        if episode and episode.tools and not shown:
+            shown = True
+            yield from (json.dumps(spec["function"]) for spec in episode.tools)
         for observation, action in episode.turns if episode else ():
             yield from _texts(observation)
-            yield action
+            yield from _action_texts(action) if episode and episode.tools else [action]
 
 
 def _oracle(env: TextEnv) -> Callable[[], str | None]:
@@ -130,7 +141,8 @@ def _episode(
     turns: list[tuple[Observation, str]] = []
     options = {"task": task.index, "split": task.split}
     with boundary(EnvironmentFailure, "env.reset"):
-        observation, _ = env.reset(seed=task.seed, options=options)
+        observation, info = env.reset(seed=task.seed, options=options)
+        tools = checked_tools(info.get("tools") or ())
     total = 0.0
     while len(turns) < max_turns:
         with boundary(EnvironmentFailure, "env.oracle"):
@@ -140,10 +152,13 @@ def _episode(
         turns.append((observation, action))
         with boundary(EnvironmentFailure, "env.step"):
             observation, reward, terminated, truncated, info = env.step(action)
+            if tools:
+                _, turn = expert_turn(ToolAction.read(action))
+                observation = answered(turn, observation, done=terminated or truncated)
         total += float(reward)
         if terminated or truncated:
             success = info.get("success")
-            return _Episode(turns, total, None if success is None else bool(success))
+            return _Episode(turns, total, None if success is None else bool(success), tools)
     return None
 
 
@@ -152,12 +167,26 @@ def _samples(
 ) -> tuple[Sample, ...]:
     """Return the samples of the episode; none when a row outgrows the context."""
     conversation = Conversation(tokenizer, max_context_tokens=max_context_tokens)
+    if episode.tools:
+        conversation.offer(episode.tools)
     for observation, action in episode.turns:
         conversation.observe(observation)
-        conversation.record(_as_sampled(tokenizer, action))
+        text = _written(tokenizer, action) if episode.tools else action
+        conversation.record(_as_sampled(tokenizer, text))
         if conversation.num_tokens > max_context_tokens:
             return ()
     return conversation.samples()
+
+
+def _written(tokenizer: ChatTokenizer, action: str) -> str:
+    """Return an action with tool calls as the policy is to write it."""
+    message, _ = expert_turn(ToolAction.read(action))
+    try:
+        return tokenizer.write(message)
+    except TemplateRefusal as e:
+        raise ConfigError(
+            f"warm_start: the policy's chat template does not take what the oracle calls: {e}"
+        ) from e
 
 
 def _as_sampled(tokenizer: ChatTokenizer, action: str) -> GenerateResult:
@@ -185,3 +214,10 @@ def _texts(observation: Observation) -> list[str]:
     if isinstance(observation, str):
         return [observation]
     return [message["content"] for message in observation]
+
+
+def _action_texts(action: str) -> list[str]:
+    """Return what a policy writes for an action, apart from what its template puts around."""
+    asked = ToolAction.read(action)
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in asked.calls]
+    return [text for text in (asked.content, *map(json.dumps, calls)) if text]

@@ -31,11 +31,13 @@ def test_messages_want_role_and_content():
     good = {"role": "user", "content": "hi"}
     assert [good] in space
     assert [] in space
+    assert [{"role": "tool", "content": "3", "tool_call_id": "a", "name": "add"}] in space
     for bad in (
         good,
         [good] * 3,
         [{"role": "user"}],
-        [{**good, "name": "x"}],
+        [{**good, "names": "x"}],
+        [{**good, "tool_call_id": 1}],
         [{"role": "user", "content": "longer"}],
         [{"role": 1, "content": ""}],
     ):

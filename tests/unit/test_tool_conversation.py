@@ -4,7 +4,7 @@ from tool_templates import ADD, TOOL_TEMPLATES, call_text, tool_tokenizer
 
 from rollart_core.errors import EnvironmentFailure
 from rollart_core.models.new import CHAT_TEMPLATE
-from rollart_core.models.tool_calls import TOOL_FORMATS, call_id
+from rollart_core.models.tool_calls import call_id
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.types import Message
 
@@ -19,7 +19,7 @@ def _answer(turn, content):
     return [Message(role="tool", content=content, tool_call_id=call_id(turn, 0), name="add")]
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_turns_with_calls_extend_one_row_token_for_token(name):
     tokenizer, conversation = tool_tokenizer(name), _conversation(name)
     observations = [[Message(role="user", content="1 + 2?")], _answer(0, "3"), _answer(1, "é漢")]
@@ -46,7 +46,7 @@ def test_turns_with_calls_extend_one_row_token_for_token(name):
     assert all(observation[0]["content"] in text for observation in observations)
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_what_stands_between_two_turns_is_what_the_template_puts_there(name):
     tokenizer, conversation = tool_tokenizer(name), _conversation(name)
     action = call_text(name, ("add", '{"a": 1, "b": 2}'))
@@ -63,7 +63,7 @@ def test_what_stands_between_two_turns_is_what_the_template_puts_there(name):
     assert "3" in between
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_the_newest_message_is_the_call_unless_it_cannot_be_read(name):
     tokenizer, conversation = tool_tokenizer(name), _conversation(name)
     conversation.observe("1 + 2?")

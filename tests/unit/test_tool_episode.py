@@ -1,17 +1,20 @@
 import asyncio
 
 import pytest
-from talks import said
-from tool_templates import call_text, tool_tokenizer
+from talks import result, said
+from tool_clerk import Adding
+from tool_templates import TOOL_TEMPLATES, call_text, tool_tokenizer
 
 from rollart_core.contracts.inference import GenerateResult, TextAnswer
 from rollart_core.contracts.reward import RewardResult
-from rollart_core.models.tool_calls import TOOL_FORMATS, call_id
+from rollart_core.errors import ConfigError
+from rollart_core.models.tool_calls import call_id
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.rollout.text_conversation import TextConversation
+from rollart_core.train.demonstrations import demonstrations
 from rollart_core.types import FailureKind, Task, Ticket
 
 ENV = "tool_clerk:Adding"
@@ -64,7 +67,7 @@ def _run(engine, new_conversation, **options):
     return asyncio.run(run()), scored
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_errors_are_fed_back_and_the_row_is_what_was_sampled(name):
     tokenizer = tool_tokenizer(name)
     texts = [
@@ -97,6 +100,27 @@ def test_errors_are_fed_back_and_the_row_is_what_was_sampled(name):
     assert all(text.splitlines()[0].split('"')[0] in shown for text in told)
     (call,) = request.messages[3]["tool_calls"]
     assert call["function"]["name"] == "sum"
+
+
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
+def test_a_demonstration_is_the_row_of_an_episode_that_says_the_same(name):
+    tokenizer = tool_tokenizer(name)
+    shown_by = demonstrations(
+        Adding, tokenizer, [TICKET.task], max_turns=4, max_context_tokens=10_000
+    )
+    if name == "llama3":
+        with pytest.raises(ConfigError, match="one call at a time"):
+            next(shown_by)
+        return
+    (shown,) = shown_by
+    turns = [shown.token_ids[shown.turn_ids == turn].tolist() for turn in (0, 1)]
+    engine = Scripted([result(ids) for ids in turns])
+    trajectory, _ = _run(engine, lambda: Conversation(tokenizer, max_context_tokens=10_000))
+    assert trajectory.reward == 1.0
+    (sample,) = trajectory.samples
+    assert sample.token_ids.tolist() == shown.token_ids.tolist()
+    assert sample.loss_mask.tolist() == shown.loss_mask.tolist()
+    assert '"add"' in trajectory.turns[0].action
 
 
 def test_an_environment_that_leaves_calls_unanswered_fails_the_episode():

@@ -43,3 +43,12 @@ class SokobanConfig(_GridConfig):
     """How often, at most, a box was pulled to make the level from its solution: the difficulty."""
     max_turns: Annotated[int, Field(gt=0)] = 40
     """Turns after which an episode is truncated; every level can be solved within them."""
+
+
+class StockConfig(BaseModel):
+    """Options of ``toy/Stock-v1``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    most: Annotated[int, Field(ge=1, le=999)] = 9
+    """Largest number of things in stock."""

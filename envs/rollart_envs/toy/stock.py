@@ -1,0 +1,82 @@
+"""A stock clerk: two questions to a tool, one answer. The smallest environment with tools.
+
+Takes: actions as ``rollart_core.tools`` writes them. Gives: 1 for the right answer, 0 for another,
+and for none within the episode. Never: tells the numbers in any other way than by its tool.
+"""
+
+from __future__ import annotations
+
+import random
+from hashlib import blake2b
+
+from rollart_core.tools import Call, ToolAction, ToolEnv, ToolError, ToolResult, tool
+
+COLORS = ("red", "green", "blue", "gold", "grey", "pink", "teal", "lime")
+THINGS = ("shirt", "lamp", "cup", "hat", "bag", "chair", "book", "bowl")
+SPLITS = {"train": (0, 100_000), "warm": (1_000_000, 1_000), "test": (2_000_000, 1_000)}
+"""First seed, and how many tasks."""
+
+
+class StockEnv(ToolEnv):
+    """Say of which of two things there are more, after looking both up.
+
+    Args:
+        most: Largest number of things in stock.
+
+    Raises:
+        ValueError: When an option is outside its range.
+    """
+
+    def __init__(self, *, most: int = 9) -> None:
+        super().__init__()
+        if not 1 <= most <= 999:
+            raise ValueError(f"most is {most}; it must be 1 to 999")
+        self._most = most
+        self._asked: tuple[str, str] = ("", "")
+        self._stock: dict[str, int] = {}
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        return _split(split)[1]
+
+    def begin(self, task: int, split: str, seed: int | None) -> str:
+        """Draw the things and how many there are of them; the task alone decides."""
+        first, num_tasks = _split(split)
+        if not 0 <= task < num_tasks:
+            raise ValueError(f"task {task} of split {split!r}, which has {num_tasks}")
+        digest = blake2b(f"stock {first + task}".encode(), digest_size=8).digest()
+        draw = random.Random(int.from_bytes(digest, "little"))
+        things = [f"{color} {thing}" for color in COLORS for thing in THINGS]
+        one, other = draw.sample(things, 2)
+        counts = draw.sample(range(self._most + 1), 2)
+        self._asked, self._stock = (one, other), dict(zip((one, other), counts, strict=True))
+        self._known: dict[str, int] = {}
+        return f"more of: {one} or {other}?"
+
+    @tool
+    def stock(self, item: str) -> str:
+        """How many of an item there are."""
+        if item not in self._stock:
+            raise ToolError(f"no {item!r} here")
+        self._known[item] = self._stock[item]
+        return str(self._stock[item])
+
+    def said(self, content: str) -> ToolResult:
+        """Take the answer."""
+        right = content.strip() == self._answer()
+        return ToolResult("right" if right else "wrong", float(right), done=True, success=right)
+
+    def oracle(self) -> str:
+        """Look both up at once, then answer."""
+        if len(self._known) == len(self._asked):
+            return ToolAction(self._answer()).text()
+        return ToolAction("", tuple(Call("stock", {"item": item}) for item in self._asked)).text()
+
+    def _answer(self) -> str:
+        return max(self._asked, key=lambda item: self._stock[item])
+
+
+def _split(split: str) -> tuple[int, int]:
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}; there are: {', '.join(SPLITS)}")
+    return SPLITS[split]
