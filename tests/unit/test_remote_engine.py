@@ -196,3 +196,28 @@ def test_a_closed_engine_does_not_come_back():
         assert not probe.parts[0].alive
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["generate", "load_weights", "stats"])
+def test_an_engine_that_says_that_its_server_is_gone_is_started_again(call):
+    async def main() -> None:
+        said = iter([EngineDied("the server ended (signal SIGKILL)")])
+
+        async def answer(*args: Any) -> Any:
+            error = next(said, None)
+            if error is not None:
+                raise error
+            return WeightSwap(4, 0.0, 0)
+
+        probe = Probe(**{call: answer})
+        await probe.engine.start()
+        arguments = {"generate": (REQUEST,), "load_weights": (4,), "stats": ()}[call]
+        with pytest.raises(EngineDied, match="SIGKILL"):
+            await getattr(probe.engine, call)(*arguments)
+        await probe.until("up")
+        assert len(probe.parts) == 2
+        (kind, died), _ = probe.events
+        assert kind == "part_died"
+        assert "the server ended (signal SIGKILL)" in str(died["why"])
+
+    asyncio.run(main())

@@ -1,0 +1,131 @@
+"""A run on WebShop through a real SGLang server: weights under way, and the death of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from cpu_servers import command
+from mismatch import WeightKeeper, measure
+
+from rollart_core.config_load import load_config
+from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+CONFIG = {
+    "name": "webshop-sglang",
+    "seed": 1,
+    "mode": "async",
+    "max_staleness": 2,
+    "model": {"kind": "new", "num_layers": 2, "width": 64, "ffn_width": 128, "vocab_size": 512},
+    "engine": {"id": "sglang", "server_args": {"max_total_tokens": 32768}},
+    "env": {
+        "id": "webshop/WebShop-v1",
+        "page_handles": True,
+        "results_per_page": 3,
+        "instruction": "first_page",
+        "observation_mode": "terse",
+    },
+    "reward": f"{__name__}:LetterReward",
+    "weights": {"id": "disk", "keep": 100},
+    "trackers": [],
+    "rollout": {
+        "groups_per_batch": 2,
+        "group_size": 4,
+        "max_turns": 3,
+        "max_new_tokens": 24,
+        "max_context_tokens": 512,
+        "max_concurrent": 16,
+    },
+    "trainer": {"lr": 3e-3, "warmup_train_steps": 0},
+    "evaluation": {"split": "test", "tasks": 4, "greedy": False},
+    "deadlines": {"generate_s": 240, "episode_s": 400, "ticket_s": 800},
+    "stop": {"batches": 8},
+}
+
+
+class LetterReward(Reward):
+    """Likes some letters: a random model's answers differ in it, and its weights move."""
+
+    def score(self, request: RewardRequest) -> RewardResult:
+        text = "".join(m["content"] for m in request.messages if m["role"] == "assistant")
+        return RewardResult(sum(map(ord, text)) % 101 / 101)
+
+
+class Killer(WeightKeeper):
+    """Kills the SGLang server after a batch."""
+
+    def __init__(self, copy: Path, run_name: str, at_batch: int) -> None:
+        super().__init__(copy, run_name)
+        self._at = at_batch
+
+    def progress(self, fraction, line):
+        if line.get("batch") == self._at:
+            self._at = -1
+            for pid in servers(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+
+
+def servers(run_pid: int) -> list[int]:
+    """Return the processes of SGLang servers that this run has launched."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            argv = (process / "cmdline").read_bytes().split(b"\0")
+            log = os.readlink(process / "fd" / "1")
+            if any(a.endswith(b"serve_cpu.py") for a in argv) and log.endswith("logs/engine.log"):
+                found.append(int(process.name))
+    return found
+
+
+def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_server(tmp_path):
+    config = {**CONFIG, "runs_dir": str(tmp_path / "runs")}
+    config["engine"] = {**config["engine"], "command": list(command())}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    killer = Killer(tmp_path / "weights", config["name"], at_batch=4)
+    report = launch(resolve_run(load_config(path)), observer=killer)
+    run_dir = Path(report.run_dir)
+
+    assert report.ok
+    assert report.batches == 8
+    assert servers(os.getpid()) == []
+    checked = audit(run_dir)
+    assert checked.ok, checked.violations
+    with JournalReader(run_dir) as journal:
+        events = [e for e in journal.events() if e.kind in ("part_died", "part_back")]
+    assert [e.kind for e in events] == ["part_died", "part_back"]
+    assert "SGLang server ended (signal SIGKILL)" in events[0].payload["why"]
+    assert events[1].payload["policy_version"] >= 3
+
+    for trajectory in read_trajectories(run_dir):  # every sampled token is of some version
+        for sample in trajectory.samples:
+            assert (sample.policy_versions[sample.loss_mask] >= 0).all()
+            assert (sample.policy_versions[~sample.loss_mask] == -1).all()
+    found = measure(run_dir, tmp_path / "weights", tmp_path / "scratch")
+    summary = found.summary()
+    print(summary)
+    assert summary["mean"] < 1e-4
+    assert summary["max"] < 1e-3
+    assert summary["mean of those"] < 1e-4
+    assert found.num_one_version
+    assert found.num_crossing
+    assert len(found.versions) >= 6
+
+
+def test_a_run_with_a_seed_for_every_token_is_refused(tmp_path):
+    path = tmp_path / "run.yaml"
+    config = {**CONFIG, "deterministic": True, "runs_dir": str(tmp_path / "runs")}
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match="deterministic: no seed decides"):
+        resolve_run(load_config(path))

@@ -1,0 +1,121 @@
+import pytest
+from pydantic import ValidationError
+
+from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.errors import InferenceFailure
+from rollart_core.types import TokenSpan
+from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.sglang_config import SGLangConfig
+
+TAGS = {"0/a": 0, "1/b": 1, "1/c": 1}
+
+
+def answer(*spans: tuple[str, int, int], num: int = 4, **meta):
+    said = [{"version": v, "start": a, "end": b} for v, a, b in spans]
+    return {
+        "output_ids": list(range(num)),
+        "meta_info": {
+            "finish_reason": {"type": "length"},
+            "prompt_tokens": 9,
+            "cached_tokens": 8,
+            "output_token_logprobs": [[-0.5 * i, i, None] for i in range(num)],
+            "weight_versions": said,
+            **meta,
+        },
+    }
+
+
+def result(said):
+    return dialect.generate_result(said, TAGS, ("fresh", "recomputed"))
+
+
+def test_an_answer_becomes_tokens_logprobs_and_a_span_for_each_set_of_weights():
+    found = result(answer(("0/a", 0, 1), ("1/b", 1, 3), ("1/c", 3, 4)))
+    assert found.token_ids == [0, 1, 2, 3]
+    assert found.inference_logprobs == [0.0, -0.5, -1.0, -1.5]
+    assert found.spans == (
+        TokenSpan(0, 1, 0),
+        TokenSpan(1, 3, 1, "recomputed"),
+        TokenSpan(3, 4, 1, "recomputed"),
+    )
+    assert (found.finish_reason, found.num_cached_tokens) == ("length", 8)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (answer(("9/z", 0, 4)), "did not come from this run"),
+        (answer(("0/a", 0, 3)), "do not cover its 4 tokens"),
+        (answer(("0/a", 0, 2), ("1/b", 3, 4)), "do not cover"),
+        (answer(weight_versions=None), "does not say which weights"),
+        (answer(("0/a", 0, 4)) | {"output_ids": [7, 1, 2, 3]}, "not those"),
+        (answer(("0/a", 0, 4), output_token_logprobs=[[float("nan"), 0]] * 4), "not those"),
+        (answer(("0/a", 0, 1), num=1, output_token_logprobs=[[float("nan"), 0]]), "not finite"),
+        (answer(("0/a", 0, 4), finish_reason={"type": "new"}), "KeyError"),
+        ({"output_ids": []}, "KeyError"),
+    ],
+)
+def test_an_answer_that_does_not_say_what_it_must_is_a_failure_and_never_a_wrong_token(said, why):
+    with pytest.raises(InferenceFailure, match=why):
+        result(said)
+
+
+def test_an_aborted_answer_has_what_there_was():
+    gone = {"type": "abort", "message": "Abort in waiting queue", "status_code": 503}
+    empty = result(answer(num=0, finish_reason=gone, output_token_logprobs=None))
+    assert (empty.token_ids, empty.spans, empty.finish_reason) == ([], (), "abort")
+    some = result(answer(("0/a", 0, 2), num=2, finish_reason={"type": "abort"}))
+    assert (len(some.token_ids), some.finish_reason) == (2, "abort")
+    refused = {"type": "abort", "message": "input too long", "status_code": 400}
+    with pytest.raises(InferenceFailure, match="input too long"):
+        result(answer(num=0, finish_reason=refused))
+
+
+def test_every_sampling_parameter_is_given_so_that_no_default_has_a_say():
+    request = GenerateRequest("t.0#1/2", (5, 6), 7, temperature=0.5, stop_token_ids=(3,))
+    body = dialect.generate_body(request, "t.0#1/2~4")
+    assert (body["rid"], body["input_ids"], body["stream"]) == ("t.0#1/2~4", [5, 6], False)
+    assert body["return_logprob"] is True
+    given = body["sampling_params"]
+    assert (given["temperature"], given["max_new_tokens"]) == (0.5, 7)
+    assert given["stop_token_ids"] == [3]
+    assert (given["top_p"], given["top_k"], given["min_p"]) == (1.0, -1, 0.0)
+    assert given["repetition_penalty"] == 1.0
+
+
+def test_flags_of_the_config_win_over_those_of_a_cpu():
+    given = {"attention_backend": "own", "tp_size": 2, "enable_metrics": True, "off": False}
+    flags = dialect.flags({**given, "some": [1, 2]}, on_cpu=True)
+    line = " ".join(flags)
+    assert "--device cpu" in line
+    assert "--attention-backend own" in line
+    assert line.count("--attention-backend") == 1
+    assert "--tp-size 2" in line
+    assert "--enable-metrics --some 1 2" in line
+    assert "--off" not in line
+    assert "--device" not in dialect.flags({}, on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"url": "10.0.0.5:30000"}, "is no address"),
+        ({"url": ["http://a:1", "http://a:1"]}, "named twice"),
+        ({"url": "http://a:1", "tp_size": 2}, "tp_size has no effect with url"),
+        ({"url": "http://a:1", "command": "sglang"}, "command has no effect with url"),
+        ({"api_key_variable": "KEY"}, "api_key_variable has no effect"),
+        ({"weights_folder": "/x"}, "no effect with weight_road: tensor"),
+        ({"weight_road": "disk", "bucket_bytes": 1}, "no effect with weight_road: disk"),
+        ({"backend": "gloo"}, "no effect with weight_road: tensor"),
+        ({"weight_road": "fax"}, "Input should be"),
+        ({"tp": 2}, "Extra inputs"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, why):
+    with pytest.raises(ValidationError, match=why):
+        SGLangConfig.model_validate(options)
+
+
+def test_one_url_or_command_is_a_list_of_one():
+    assert SGLangConfig(url="http://a:1/").url == ("http://a:1",)
+    assert SGLangConfig(command="sglang").command == ("sglang",)
