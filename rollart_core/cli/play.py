@@ -8,9 +8,15 @@ import typer
 
 from rollart_core import registry
 from rollart_core.cli.options import as_options
+from rollart_core.cli.play_agent import play_agent
 from rollart_core.types import Observation
 
 _HINT = "?"
+_YOU_ARE_THE_MODEL = (
+    "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
+    '{"key": "value"} calls a tool, where there are any; Ctrl-D refuses all further requests.\n'
+)
+_CALL = 'A call: {"tool_calls": [{"name": ..., "arguments": {...}}]}'
 
 
 def play(
@@ -22,11 +28,16 @@ def play(
     split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
     seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
 ) -> None:
-    """Play an environment in the terminal."""
-    typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
+    """Play an environment in the terminal; of an agent environment, be the model."""
     made: Any = registry.make(env, **as_options(options or []))
+    chosen = {"task": task, "split": split}
     try:
-        total = _episode(made, {"task": task, "split": split}, seed)
+        if callable(getattr(made, "prepare", None)):
+            typer.echo(_YOU_ARE_THE_MODEL)
+            total = play_agent(made, chosen, seed)
+        else:
+            typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
+            total = _episode(made, chosen, seed)
     except EOFError:
         typer.echo("\nLeft before the end.")
         return
@@ -39,6 +50,9 @@ def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
     """Play to the end and return the sum of the rewards."""
     observation, info = env.reset(seed=seed, options=options)
     total, over = 0.0, False
+    if info.get("tools"):
+        names = [tool["function"]["name"] for tool in info["tools"]]
+        typer.echo(f"Tools: {', '.join(names)}. {_CALL}\n")
     while not over:
         typer.echo(_text(observation))
         if info.get("available_actions"):

@@ -43,7 +43,10 @@ class ToolAction:
 
     def text(self) -> str:
         """Return the action as ``env.step`` takes it."""
-        calls = [{"id": c.id, "name": c.name, "arguments": dict(c.arguments)} for c in self.calls]
+        calls = [
+            {**({"id": c.id} if c.id else {}), "name": c.name, "arguments": dict(c.arguments)}
+            for c in self.calls
+        ]
         return json.dumps({"content": self.content, "tool_calls": calls}, ensure_ascii=False)
 
     @classmethod
