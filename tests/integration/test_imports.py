@@ -48,8 +48,8 @@ ROOMS = (
     ("contracts", "hookspecs", "spaces"),
     ("config", "problems", "endpoint"),
     (
-        *("boxes", "config_boxes", "config_checks", "config_load", "manifest", "plugins"),
-        *("isolation", "registry", "resolve", "resolve_envs", "resolve_plugin"),
+        *("boxes", "config_agents", "config_boxes", "config_checks", "config_load", "manifest"),
+        *("isolation", "plugins", "registry", "resolve", "resolve_envs", "resolve_plugin"),
     ),
     ("models", "rollout", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),
