@@ -235,7 +235,10 @@ class Conversation:
 
     def begins(self, token_ids: Sequence[int], mark: Mark) -> bool:
         """Whether the tokens begin with those of the present row up to ``mark``."""
-        return list(token_ids[: mark.num_tokens]) == self._row[: mark.num_tokens]
+        n = mark.num_tokens
+        if len(token_ids) < n or token_ids[n - 1] != self._row[n - 1]:
+            return False  # found without comparing them all, nearly always
+        return list(token_ids[:n]) == self._row[:n]
 
     def upto(self, mark: Mark) -> Conversation:
         """Return a branch that begins with the tokens up to ``mark``, of the present row.

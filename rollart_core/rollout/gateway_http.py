@@ -7,12 +7,14 @@ recorded. A program that hangs up cancels its handler, and with it the generatio
 from __future__ import annotations
 
 import json
+import logging
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
 
-from rollart_core.errors import InferenceFailure
+from rollart_core.errors import InferenceFailure, first_line
 from rollart_core.rollout.gateway_body import Body, Wishes, parse
 from rollart_core.rollout.gateway_chat import chat_chunks, chat_request, chat_response
 from rollart_core.rollout.gateway_errors import RequestError, engine_failed, unsupported
@@ -57,7 +59,11 @@ class GatewayServer:
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/{path:.*}", self._unknown)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            logger=_quiet(),
+            shutdown_timeout=_SHUTDOWN_S,
         )
 
     async def start(self, host: str, port: int) -> None:
@@ -69,8 +75,8 @@ class GatewayServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=1024)
         await site.start()
-        bound = self._runner.addresses[0][1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        bound, name = self._runner.addresses[0][1], _name_of(host)
+        self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -164,11 +170,39 @@ class GatewayServer:
         return _refusal(RequestError(message, status=404, code="unknown_url"))
 
 
+def _name_of(host: str) -> str:
+    """Return what to call the host; for all addresses, the one that leads out of the machine."""
+    families = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
+    if host not in families:
+        return host
+    far = ("192.0.2.1", 9) if host == "0.0.0.0" else ("2001:db8::1", 9)
+    with socket.socket(families[host], socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(far)  # of a datagram socket: nothing is sent
+        except OSError:
+            return "127.0.0.1" if host == "0.0.0.0" else "::1"
+        return str(probe.getsockname()[0])
+
+
+def _quiet() -> logging.Logger:
+    """Return a logger that says nothing: what is no HTTP is answered, and the program's fault."""
+    logger = logging.getLogger("rollart.gateway")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger
+
+
 async def _body(request: web.Request) -> Body:
+    too_large = RequestError("the body is too large", status=413, code="body_too_large")
+    if (request.content_length or 0) > request.client_max_size:
+        raise too_large
     try:
         return parse(await request.read())
     except web.HTTPRequestEntityTooLarge as e:
-        raise RequestError("the body is too large", status=413, code="body_too_large") from e
+        raise too_large from e
+    except web.RequestPayloadError as e:
+        raise RequestError(f"the body cannot be read: {first_line(str(e.__cause__ or e))}") from e
 
 
 def _json(value: object) -> web.Response:

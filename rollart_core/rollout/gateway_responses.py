@@ -42,7 +42,10 @@ def response_request(body: Body, earlier: Mapping[str, Sequence[Message]]) -> Re
     Raises:
         RequestError: For a field that is wrong, or asks what cannot be kept.
     """
-    form = (body.get("text") or {}).get("format") if isinstance(body.get("text"), dict) else None
+    options = body.get("text") or {}
+    if not isinstance(options, dict):
+        raise bad_field("text", "must be an object")
+    form = options.get("format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         raise unsupported("text.format", "answers are not held to a format; ask for 'text'")
     if body.get("background"):
@@ -50,7 +53,7 @@ def response_request(body: Body, earlier: Mapping[str, Sequence[Message]]) -> Re
     talk: list[Message] = []
     previous = body.get("previous_response_id")
     if previous is not None:
-        if previous not in earlier:
+        if not isinstance(previous, str) or previous not in earlier:
             message = f"there is no response {previous!r} of this episode"
             raise RequestError(message, status=404, param="previous_response_id")
         talk += earlier[previous]
@@ -69,10 +72,11 @@ def response(asked: ResponseRequest, said: Said) -> dict[str, Any]:
     cut = said.finish_reason == "length"
     usage, body = said.usage(), asked.body
     head = said.head("response")
+    created = head.pop("created")
     return {
         **head,
         "id": response_id(said),
-        "created_at": head.pop("created"),
+        "created_at": created,
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,

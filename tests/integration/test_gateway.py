@@ -222,6 +222,52 @@ def test_the_end_of_an_episode_ends_what_is_in_flight():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("head", "body", "status"),
+    [
+        ("Content-Encoding: gzip\r\nContent-Length: 4", b"junk", 400),
+        ("Transfer-Encoding: chunked", b"zz\r\n", 400),
+        ("Content-Length: 0", b"", 400),
+        ("Content-Length: 99999999999", b"{", 413),
+        ("no header", b"", 400),
+    ],
+)
+def test_what_is_hardly_http_is_refused_and_is_no_failure(head, body, status):
+    async def main():
+        async with at_gateway() as (gateway, engine, seat, _):
+            port = int(gateway.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            path = seat.base_url.removeprefix(gateway.url)
+            lines = f"POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            lines += f"Authorization: Bearer {seat.api_key}\r\n{head}\r\n\r\n"
+            writer.write(lines.encode() + body)
+            try:
+                async with asyncio.timeout(10):
+                    answered = await reader.readline()
+            finally:
+                writer.close()
+            assert int(answered.split()[1]) == status
+            assert (engine.requests, seat.failure) == ([], None)
+
+    asyncio.run(main())
+
+
+def test_a_gateway_on_all_addresses_names_one_that_leads_to_it():
+    async def main():
+        async with at_gateway() as (gateway, engine, _, http):
+            settings = GatewaySettings(max_context_tokens=100, host="0.0.0.0")
+            wide = Gateway(engine, gateway.tokenizer, settings)
+            await wide.start()
+            try:
+                assert "0.0.0.0" not in wide.url
+                async with http.session.get(f"{wide.url}/health") as response:
+                    assert await response.json() == {"status": "ok", "episodes": 0}
+            finally:
+                await wide.close()
+
+    asyncio.run(main())
+
+
 def test_other_paths_are_404_and_the_model_says_what_it_is():
     async def main():
         async with at_gateway() as (gateway, _, seat, http):

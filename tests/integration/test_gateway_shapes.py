@@ -231,7 +231,9 @@ def test_malformed_completions_are_refused(body, param):
         ({"input": [{"type": "function_call_output", "output": "5"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]"),
         ({"input": "a", "previous_response_id": "resp_9"}, "previous_response_id"),
+        ({"input": "a", "previous_response_id": [1]}, "previous_response_id"),
         ({"input": "a", "background": True}, "background"),
+        ({"input": "a", "text": 5}, "text"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format"),
     ],
 )
