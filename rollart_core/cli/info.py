@@ -11,6 +11,7 @@ from rollart_core import registry
 from rollart_core.cli.fields import fields_of
 from rollart_core.cli.output import plain, print_json, print_table
 from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
 from rollart_core.plugins import KINDS, Registered, plugins
@@ -70,11 +71,17 @@ def _describe(registered: Registered) -> dict[str, object]:
         said = registry.env_spec(registered.key)
     spec = asdict(said)
     return {
-        "is": registry.SINGULAR[registered.kind],
+        "is": _what(registered.kind, said),
         "from": f"{plugin.distribution} {plugin.version} (plugin {plugin.name})",
         **spec,
         "options": _options(registered),
     }
+
+
+def _what(kind: str, said: object) -> str:
+    if isinstance(said, EnvSpec) and said.kind == "agent":
+        return "agent environment: a program that owns its loop and asks an endpoint"
+    return registry.SINGULAR[kind]
 
 
 def _options(registered: Registered) -> list[dict[str, object]] | str | None:

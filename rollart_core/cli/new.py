@@ -24,8 +24,10 @@ NonInteractive = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and ask nothing.")]
 
+_ENV_KINDS: Final[Mapping[str, Kind]] = {"step": "env", "agent": "agent"}
 _SUMMARIES: Final[Mapping[Kind, str]] = {
     "env": "Find the way out of a maze.",
+    "agent": "Find a hidden number by asking.",
     "reward": "The fewer turns, the better.",
     "algorithm": "Each member of a group against the mean of the others.",
     "mapper": "Engines where memory is fastest, the trainer where arithmetic is.",
@@ -35,17 +37,18 @@ _SUMMARIES: Final[Mapping[Kind, str]] = {
 def new_env(
     name: Name,
     kind: Annotated[
-        str, typer.Option(help="step: reset and step. (agent comes with the gateway.)")
+        str, typer.Option(help="step: reset and step. agent: a program that owns its loop.")
     ] = "step",
     plugin_id: Id = None,
     output: Output = Path(),
     non_interactive: NonInteractive = False,
     as_json: Json = False,
 ) -> None:
-    """Make a package with an environment, a reward for it, their tests and an example run."""
-    if kind != "step":
-        raise UserError(_kind_fault(kind))
-    named = _named("env", name, plugin_id, output)
+    """Make a package with an environment, its tests and an example run."""
+    if kind not in _ENV_KINDS:
+        near = did_you_mean(kind, tuple(_ENV_KINDS))
+        raise UserError(f"--kind {kind!r} is not one of {', '.join(_ENV_KINDS)}.{near}")
+    named = _named(_ENV_KINDS[kind], name, plugin_id, output)
     _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
 
 
@@ -83,15 +86,6 @@ def new_mapper(
     """Make a package with a hardware mapper and its tests."""
     named = _named("mapper", name, plugin_id, output)
     _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
-
-
-def _kind_fault(kind: str) -> str:
-    if kind == "agent":
-        return (
-            "--kind agent: agent environments come with the gateway, which this version does not "
-            "have; --kind step makes one with reset and step"
-        )
-    return f"--kind {kind!r} is not one of step, agent.{did_you_mean(kind, ('step', 'agent'))}"
 
 
 def _named(kind: Kind, name: str, plugin_id: str | None, output: Path) -> PackageName:
@@ -133,7 +127,7 @@ def _ask_id(name: PackageName) -> PackageName:
 
 def _next_steps(name: PackageName, folder: Path) -> list[str]:
     install = f"pip install -e '{folder}[dev]'"
-    if name.kind == "env":
+    if name.kind in _ENV_KINDS.values():
         check = f"rollart check {name.plugin_id}"
         return [install, f"pytest {folder}", check, f"rollart run {folder}/example.yaml"]
     return [install, f"pytest {folder}", f"rollart info {name.plugin_id}"]

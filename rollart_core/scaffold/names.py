@@ -20,10 +20,11 @@ from rollart_core.contracts.spec import ID_PATTERN, PluginSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import CORE, KINDS, Registered, plugins
 
-Kind = Literal["env", "reward", "algorithm", "mapper"]
+Kind = Literal["env", "agent", "reward", "algorithm", "mapper"]
 
 REGISTERED_AS: Final[Mapping[Kind, str]] = {
     "env": "environments",
+    "agent": "environments",
     "reward": "rewards",
     "algorithm": "algorithms",
     "mapper": "hardware_mappers",
@@ -37,6 +38,7 @@ _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_SLUG: Final = 32
 _SUFFIXES: Final[Mapping[Kind, str]] = {
     "env": "Env",
+    "agent": "Task",
     "reward": "Reward",
     "algorithm": "Algorithm",
     "mapper": "Mapper",

@@ -44,7 +44,8 @@ class Asked:
 
 
 Answer: TypeAlias = Callable[[Asked], "str | Json"]
-"""From a request to the assistant's text, or to its whole message."""
+"""From a request to the assistant's text, or to its whole message; EOFError refuses it, and all
+that come after it."""
 
 
 class ScriptedEndpoint:
@@ -105,7 +106,12 @@ class ScriptedEndpoint:
                 return None
             turn, self._num_taken = self._num_taken, self._num_taken + 1
         asked = Asked(messages, tuple(body.get("tools") or ()), turn)
-        said = self._answer(asked)
+        try:
+            said = self._answer(asked)
+        except EOFError:
+            self.stop_answering()
+            self.num_refused += 1
+            return None
         message = {"role": "assistant", "content": said} if isinstance(said, str) else said
         whole = Asked(asked.messages, asked.tools, turn, message)
         with self._lock:

@@ -113,6 +113,16 @@ def test_the_command_makes_a_package_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "never written over" in again.error
 
 
+def test_an_agent_environment_is_made_and_what_is_neither_is_refused(tmp_path: Path) -> None:
+    kind = ("--kind", "agent", "--output", str(tmp_path), "--json")
+    made = json.loads(scaffold("new-env", "acme-guess", *kind).out)
+    assert made["ids"] == {"environments": "acme/Guess-v1"}
+    assert "kind: agent" in (tmp_path / "acme-guess/acme_guess/rollart.yaml").read_text()
+    refused = scaffold("new-env", "acme-guess", "--kind", "agnet", "--output", str(tmp_path))
+    assert refused.code == 1
+    assert "is not one of step, agent. Did you mean 'agent'?" in refused.error
+
+
 def test_json_says_what_was_made(tmp_path: Path) -> None:
     done = scaffold("new-reward", "acme-brevity", "--output", str(tmp_path), "--json")
     assert json.loads(done.out) == {

@@ -23,6 +23,7 @@ ROAD = (
 )
 SCAFFOLDS = {
     "new-env": ("acme-grid-maze", "acme/GridMaze-v1"),
+    "new-env --kind agent": ("acme-guess", "acme/Guess-v1"),
     "new-reward": ("acme-brevity", "acme/Brevity-v1"),
     "new-algorithm": ("acme-loo", "acme/Loo-v1"),
     "new-mapper": ("acme-split", "acme/Split-v1"),
@@ -71,7 +72,7 @@ def test_a_scaffold_installs_is_listed_and_passes_its_own_tests(command: str, sh
 def test_a_scaffold_is_clean_for_ruff_and_mypy(
     command: str, shell: Shell, fresh_to_train: Path
 ) -> None:
-    name = f"acme-{command}-".ljust(32, "w")  # the longest there may be: would a line overflow?
+    name = f"acme-{command.replace(' --kind ', '-')}-".ljust(32, "w")  # the longest there may be: would a line overflow?
     shell(f"rollart {command} {name} --non-interactive")
     mypy = f"mypy --python-executable {fresh_to_train}/bin/python"
     for tool in ("ruff check .", "ruff format --check .", mypy):

@@ -1,0 +1,60 @@
+"""The program: it owns its loop, and knows of RollArt nothing but a URL and a key.
+
+Yours may be any other: with the `openai` package, `AsyncOpenAI(base_url=..., api_key=...)` stands
+in for `Chat`, and nothing else changes. All that it asks is recorded, to the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from {{ cookiecutter.module }}.game import Game
+
+Message = dict[str, Any]
+
+
+class Chat:
+    """An OpenAI-compatible server, asked with the standard library alone.
+
+    Args:
+        base_url: Such as http://127.0.0.1:8000/v1.
+        api_key: Of this episode.
+        model: What to ask for.
+    """
+
+    def __init__(self, base_url: str, api_key: str, model: str) -> None:
+        self._url, self._key, self._model = f"{base_url}/chat/completions", api_key, model
+
+    async def ask(self, messages: list[Message]) -> Message | None:
+        """Return the assistant's message; None when the server refuses to say more."""
+        # In a thread, so that the program can be cancelled while it waits.
+        return await asyncio.to_thread(self._ask, messages)
+
+    def _ask(self, messages: list[Message]) -> Message | None:
+        body = json.dumps({"model": self._model, "messages": messages}).encode()
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url, body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                message: Message = json.load(answer)["choices"][0]["message"]
+        except urllib.error.HTTPError as e:
+            with e:
+                if 400 <= e.code < 500:  # the budget of this episode is spent
+                    return None
+            raise
+        return message
+
+
+async def play(chat: Chat, game: Game, num_guesses: int) -> None:
+    """Let the model guess until it is right, or out of guesses."""
+    messages: list[Message] = [{"role": "user", "content": game.question}]
+    while not game.found and game.num_guesses < num_guesses:
+        answer = await chat.ask(messages)
+        if answer is None:
+            return
+        reply = game.guess(answer.get("content") or "")
+        messages += [answer, {"role": "user", "content": reply}]
