@@ -24,7 +24,7 @@ def the_python() -> str:
         return given
     if importlib.util.find_spec("openai"):
         return sys.executable
-    for venv in (".venv-agents", ".venv-sglang"):
+    for venv in (os.environ.get("AGENTS_VENV", ".venv-agents"), ".venv-sglang"):
         python = ROOT / venv / "bin/python"
         if python.exists() and list((ROOT / venv).glob("lib/python*/site-packages/openai")):
             return str(python)
