@@ -8,11 +8,15 @@ SUM = {"a": 1, "b": 2}
 
 
 class Adding(ToolEnv):
-    """Asks for a sum; tools add. ``rude``: answers calls with messages that answer none."""
+    """Asks for a sum; tools add.
 
-    def __init__(self, rude: bool = False) -> None:
+    ``rude``: answers calls with messages that answer none. ``terse``: answers in text, and its
+    expert makes one call at a time.
+    """
+
+    def __init__(self, rude: bool = False, terse: bool = False) -> None:
         super().__init__()
-        self.rude = rude
+        self.rude, self.terse = rude, terse
 
     def begin(self, task, split, seed):
         self.num_asked = 0
@@ -20,17 +24,16 @@ class Adding(ToolEnv):
 
     def oracle(self):
         self.num_asked += 1
-        return (
-            "3"
-            if self.num_asked > 1
-            else ToolAction("", (Call("add", SUM), Call("add", SUM))).text()
-        )
+        calls = (Call("add", SUM),) * (1 if self.terse else 2)
+        return "3" if self.num_asked > 1 else ToolAction("", calls).text()
 
     def said(self, content):
         return ToolResult("", reward=float("3" in content), done=True, success="3" in content)
 
     def step(self, action):
         shown, *rest = super().step(action)
+        if self.terse:
+            return shown[0]["content"], *rest
         return [m | {"tool_call_id": "x"} if self.rude else m for m in shown], *rest
 
     @tool

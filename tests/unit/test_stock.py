@@ -18,16 +18,16 @@ def test_the_expert_looks_both_up_at_once_and_is_right():
         counts = [int(message["content"]) for message in shown]
         assert not done
         answer = ToolAction.read(env.oracle()).content
-        one, other = observation[0]["content"].removeprefix("more of: ").rstrip("?").split(" or ")
+        one, other = observation[0]["content"].removeprefix("more ").rstrip("?").split(" or ")
         assert answer == (one if counts[0] > counts[1] else other)
         _, reward, done, _, info = env.step(env.oracle())
         assert (reward, done, info["success"]) == (1.0, True, True)
 
 
 def test_what_is_not_asked_for_is_not_told_and_a_guess_ends():
-    shown, *_ = _play(StockEnv(), ToolAction("", (Call("stock", {"item": "gold moon"}),)))
-    assert shown[0]["content"] == "error: no 'gold moon' here"
-    _, reward, done, _, info = _play(StockEnv(), ToolAction("gold moon"))
+    shown, *_ = _play(StockEnv(), ToolAction("", (Call("stock", {"item": "moons"}),)))
+    assert shown[0]["content"] == "error: no 'moons' here"
+    _, reward, done, _, info = _play(StockEnv(), ToolAction("moons"))
     assert (reward, done, info["success"]) == (0.0, True, False)
 
 

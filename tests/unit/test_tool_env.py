@@ -158,8 +158,10 @@ def test_tools_that_are_none_are_refused(specs, told):
         ToolSet(specs)
 
 
-def test_nothing_is_fetched_for_a_schema():
-    schema = {"$ref": "http://127.0.0.1:9/schema"}
+def test_nothing_is_fetched_for_a_schema(tmp_path):
+    there = tmp_path / "schema.json"
+    there.write_text("{}")
+    schema = {"$ref": there.as_uri()}
     tools = ToolSet([{"type": "function", "function": {"name": "f", "parameters": schema}}])
     with pytest.raises(Exception, match="Unresolvable"):
         tools.problem("f", {})

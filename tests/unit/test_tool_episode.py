@@ -102,20 +102,27 @@ def test_errors_are_fed_back_and_the_row_is_what_was_sampled(name):
     assert call["function"]["name"] == "sum"
 
 
+@pytest.mark.parametrize("terse", [False, True])
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
-def test_a_demonstration_is_the_row_of_an_episode_that_says_the_same(name):
+def test_a_demonstration_is_the_row_of_an_episode_that_says_the_same(name, terse):
     tokenizer = tool_tokenizer(name)
     shown_by = demonstrations(
-        Adding, tokenizer, [TICKET.task], max_turns=4, max_context_tokens=10_000
+        lambda: Adding(terse=terse),
+        tokenizer,
+        [TICKET.task],
+        max_turns=4,
+        max_context_tokens=10_000,
     )
-    if name == "llama3":
+    if name == "llama3" and not terse:
         with pytest.raises(ConfigError, match="one call at a time"):
             next(shown_by)
         return
     (shown,) = shown_by
     turns = [shown.token_ids[shown.turn_ids == turn].tolist() for turn in (0, 1)]
     engine = Scripted([result(ids) for ids in turns])
-    trajectory, _ = _run(engine, lambda: Conversation(tokenizer, max_context_tokens=10_000))
+    trajectory, _ = _run(
+        engine, lambda: Conversation(tokenizer, max_context_tokens=10_000), terse=terse
+    )
     assert trajectory.reward == 1.0
     (sample,) = trajectory.samples
     assert sample.token_ids.tolist() == shown.token_ids.tolist()

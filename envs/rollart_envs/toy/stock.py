@@ -11,8 +11,7 @@ from hashlib import blake2b
 
 from rollart_core.tools import Call, ToolAction, ToolEnv, ToolError, ToolResult, tool
 
-COLORS = ("red", "green", "blue", "gold", "grey", "pink", "teal", "lime")
-THINGS = ("shirt", "lamp", "cup", "hat", "bag", "chair", "book", "bowl")
+THINGS = ("shirts", "lamps", "cups", "hats", "bags", "chairs", "books", "bowls")
 SPLITS = {"train": (0, 100_000), "warm": (1_000_000, 1_000), "test": (2_000_000, 1_000)}
 """First seed, and how many tasks."""
 
@@ -46,12 +45,11 @@ class StockEnv(ToolEnv):
             raise ValueError(f"task {task} of split {split!r}, which has {num_tasks}")
         digest = blake2b(f"stock {first + task}".encode(), digest_size=8).digest()
         draw = random.Random(int.from_bytes(digest, "little"))
-        things = [f"{color} {thing}" for color in COLORS for thing in THINGS]
-        one, other = draw.sample(things, 2)
+        one, other = draw.sample(THINGS, 2)
         counts = draw.sample(range(self._most + 1), 2)
         self._asked, self._stock = (one, other), dict(zip((one, other), counts, strict=True))
         self._known: dict[str, int] = {}
-        return f"more of: {one} or {other}?"
+        return f"more {one} or {other}?"
 
     @tool
     def stock(self, item: str) -> str:
