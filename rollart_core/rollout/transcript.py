@@ -209,7 +209,8 @@ class Transcript:
         ask.open, branch.busy = False, False
         answer = Answer(message, result, text, self.num_turns)
         self.num_turns += 1
-        self.messages = [*ask.messages, message]
+        asked = ask.messages if ask.text is None else [Message(role="user", content=ask.text)]
+        self.messages = [*asked, message]
         return answer
 
     def drop(self, ask: Ask) -> None:

@@ -178,6 +178,7 @@ def test_raw_completions_go_on_from_their_tokens():
     ask = talk.transcript.ask_text("a red ")
     odd = [i for letter in "red" for i in talk.tokenizer.encode(letter)]
     answer = talk.transcript.record(ask, result(odd, finish_reason="length"))
+    assert talk.transcript.messages == [user("a red "), assistant(answer.text)]
     more = talk.transcript.ask_text(f"a red {answer.text} [large]")
     assert more.token_ids == [*ask.token_ids, *odd, *talk.tokenizer.encode(" [large]")]
     other = talk.transcript.ask_text("a large")
