@@ -34,8 +34,12 @@ SGLANG_VENV ?= .venv-sglang
 SGLANG_PY := $(SGLANG_VENV)/bin/python
 SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 
+# Agent programs from PyPI, which boxes read: they cannot compile what is not.
+AGENTS_VENV ?= .venv-agents
+AGENTS_STAMP := $(AGENTS_VENV)/.set-up
+
 .DEFAULT_GOAL := help
-.PHONY: help setup run test unit check docs bench adapters test-sglang wheelhouse
+.PHONY: agents help setup run test unit check docs bench adapters test-sglang wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -69,6 +73,9 @@ adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the
 
 test-sglang: $(SGLANG_STAMP) $(DEV_STAMP) ## Run the tests on real SGLang servers, on the CPU.
 	$(PY) -m pytest -m sglang $(ARGS) tests/sglang_cpu
+
+agents: $(AGENTS_STAMP) $(DEV_STAMP) ## Run the tests with agent programs from PyPI.
+	AGENTS_VENV=$(AGENTS_VENV) $(PY) -m pytest -m agents $(ARGS) tests/agents
 
 wheelhouse: $(WHEELHOUSE)/.complete-to-train $(WHEELHOUSE)/sdists/.complete ## Fetch what tests install offline.
 
@@ -107,6 +114,14 @@ $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt
 	$(SGLANG_PY) -m pip --disable-pip-version-check install -q -r tests/sglang_cpu/requirements.txt \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(SGLANG_PY) -m pip --disable-pip-version-check install -q --no-deps '$(SGLANG)'
+	@touch $@
+
+# litellm needs mcp for tools, and does not say so.
+$(AGENTS_STAMP): Makefile
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	@test -x $(AGENTS_VENV)/bin/python || $(PYTHON) -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q \
+		'mini-swe-agent==2.4.6' 'litellm==1.106.2' mcp openai
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.

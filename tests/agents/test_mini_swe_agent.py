@@ -1,0 +1,149 @@
+"""mini-swe-agent from PyPI, unmodified, in boxes without a network: many at once, each recorded."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from gateways import LIMITS
+from sandbox_walls import no_bubblewrap
+from talks import result
+from tool_templates import call_text, tool_tokenizer
+
+from rollart_core.contracts.reward import RewardResult
+from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.gateway import Gateway, GatewaySettings
+from rollart_core.types import Task, Ticket
+from rollart_envs.swe.taskbook import function_tasks, own_file
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = Path(os.environ.get("AGENTS_VENV") or ROOT / ".venv-agents").absolute()
+NUM_EPISODES = 20
+
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap() or "bubblewrap"),
+]
+
+
+def example() -> dict:
+    """Return the options of the shipped example, with the test's own Python."""
+    said = yaml.safe_load((ROOT / "examples/mini_swe_agent/run.yaml").read_text())["env"]
+    python = VENV / "bin/python"
+    if not list(VENV.glob("lib/python*/site-packages/minisweagent")):
+        pytest.skip("mini-swe-agent is not installed: `make agents` installs it")
+    base = subprocess.check_output([python, "-c", "import sys; print(sys.base_prefix)"], text=True)
+    said["program"] = [word.replace("/opt/mini", str(VENV)) for word in said["program"]]
+    binds = [str(VENV)] + [base.strip()] * (not base.startswith("/usr"))
+    said["sandbox"]["ro_binds"] = binds
+    said["program_s"] = 2000.0  # of a machine with much else to do: each imports litellm
+    said["pool"] = {"max_boxes": NUM_EPISODES + 2}
+    return {key: value for key, value in said.items() if key != "id"}
+
+
+class Engineer:
+    """Looks at the file, mends it, and submits: with tool calls, as the tokenizer's family does."""
+
+    def __init__(self, tokenizer, tasks):
+        self.tokenizer, self.tasks = tokenizer, tasks
+        self.requests, self.results, self.most_at_once, self.num_now = [], {}, 0, 0
+
+    async def generate(self, request):
+        self.requests.append(request)
+        self.num_now += 1
+        self.most_at_once = max(self.most_at_once, self.num_now)
+        try:
+            await asyncio.sleep(0.3)
+        finally:
+            self.num_now -= 1
+        text = self.tokenizer.decode(request.token_ids)
+        name = re.search(r"The function `(\w+)` in the file", text)[1]
+        turn = text.count("<|im_start|>assistant") - 1
+        mend = f"cat > solution.py <<'END'\n{self.tasks[name].gold_code}\nEND"
+        commands = ["cat solution.py", mend, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+        call = call_text("hermes", ("bash", json.dumps({"command": commands[turn]})))
+        said = f"I do step {turn}.\n{call}"
+        ids = [*self.tokenizer.encode(said), self.tokenizer.stop_token_ids[0]]
+        assert len(ids) <= request.max_new_tokens
+        answer = result(ids, len(self.requests), "stop")
+        self.results[request.request_id] = answer
+        return answer
+
+    async def release(self, session_id):
+        pass
+
+
+async def env_return(request):
+    return RewardResult(request.env_return)
+
+
+async def play(tickets, tokenizer, engine, limits):
+    gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=30_000, seed=1))
+
+    async def start():
+        return LocalWorker(EnvWorker())
+
+    pool = EnvPool(start, num_workers=1)
+    await gateway.start()
+    await pool.start()
+    try:
+        ref = EnvRef("swe/FunctionRepairAgent-v1", example())
+        parts = AgentParts(ref, pool, gateway, env_return, limits)
+        return await asyncio.gather(*(run_agent_episode(t, 0, parts) for t in tickets))
+    finally:
+        await pool.close()
+        await gateway.close()
+
+
+def tickets(num):
+    tasks = [Task("swe/FunctionRepairAgent-v1", "train", i % 20, i) for i in range(num)]
+    return [Ticket(f"g{i}.0", task, f"g{i}", 0) for i, task in enumerate(tasks)]
+
+
+def limits(**more):
+    slow = {"timeouts": PhaseTimeouts(300, 300), "episode_s": 2100, "max_new_tokens": 4000}
+    return replace(LIMITS, **{**slow, **more})
+
+
+def test_many_episodes_at_once_each_recorded_whole():
+    tokenizer = tool_tokenizer("hermes")
+    book = function_tasks(own_file("function_tasks.jsonl"))
+    engine = Engineer(tokenizer, {task.entry_point: task for task in book.tasks.values()})
+    found = asyncio.run(play(tickets(NUM_EPISODES), tokenizer, engine, limits()))
+    assert [t.failure for t in found] == [None] * NUM_EPISODES
+    assert [(t.status, t.reward) for t in found] == [("finished", 1.0)] * NUM_EPISODES
+    assert engine.most_at_once > 1
+    for trajectory in found:
+        own = [r for r in engine.requests if r.session_id == f"{trajectory.ticket.ticket_id}#0"]
+        assert len(own) == len(trajectory.turns) == 3
+        (sample,) = trajectory.samples
+        row = sample.token_ids.tolist()
+        for turn, request in enumerate(own):
+            said = engine.results[request.request_id]
+            start, stop = len(request.token_ids), len(request.token_ids) + len(said.token_ids)
+            assert row[:start] == list(request.token_ids)
+            assert row[start:stop] == said.token_ids
+            assert sample.loss_mask[start:stop].all()
+            assert set(sample.turn_ids[start:stop].tolist()) == {turn}
+            assert sample.inference_logprobs[start:stop].tolist() == pytest.approx(
+                said.inference_logprobs
+            )
+        assert sample.num_loss_tokens == sum(t.num_new_tokens for t in trajectory.turns)
+        assert "def " in trajectory.turns[1].observation  # what `cat solution.py` gave
+
+
+def test_one_that_is_out_of_turns_is_truncated_and_judged():
+    tokenizer = tool_tokenizer("hermes")
+    book = function_tasks(own_file("function_tasks.jsonl"))
+    engine = Engineer(tokenizer, {task.entry_point: task for task in book.tasks.values()})
+    found = asyncio.run(play(tickets(1), tokenizer, engine, limits(max_turns=2)))
+    assert found[0].failure is None
+    assert (found[0].status, found[0].reward, len(found[0].turns)) == ("truncated", 1.0, 2)
