@@ -16,6 +16,8 @@ from rollart_core.errors import InferenceFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 
+pytestmark = pytest.mark.agents
+
 
 def the_python() -> str:
     """Return an interpreter with the package, or skip."""
@@ -24,7 +26,7 @@ def the_python() -> str:
         return given
     if importlib.util.find_spec("openai"):
         return sys.executable
-    for venv in (os.environ.get("AGENTS_VENV", ".venv-agents"), ".venv-sglang"):
+    for venv in (os.environ.get("AGENTS_VENV") or ".venv-agents", ".venv-sglang"):
         python = ROOT / venv / "bin/python"
         if python.exists() and list((ROOT / venv).glob("lib/python*/site-packages/openai")):
             return str(python)
