@@ -99,7 +99,7 @@ def check_spans(results, versions: Versions, expected: list[int], kv: str) -> No
         assert [span.start for span in result.spans] == bounds[:-1]
         assert bounds[-1] == len(result.token_ids)
         came = [span.policy_version for span in result.spans]
-        assert came == expected[: len(came)]
+        assert came == [version for version in expected if version in came]
         assert [span.kv for span in result.spans] == ["fresh", *[kv] * (len(came) - 1)]
         assert versions.off(list(request(i).token_ids), result, 0.8) < EXACT
         crossed += len(came) > 1

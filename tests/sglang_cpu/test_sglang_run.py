@@ -20,7 +20,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
 CONFIG = {
     "name": "webshop-sglang",
@@ -28,7 +28,12 @@ CONFIG = {
     "mode": "async",
     "max_staleness": 2,
     "model": {"kind": "new", "num_layers": 2, "width": 64, "ffn_width": 128, "vocab_size": 512},
-    "engine": {"id": "sglang", "server_args": {"max_total_tokens": 32768}},
+    "engine": {
+        "id": "sglang",
+        "server_args": {"max_total_tokens": 32768},
+        "update_s": 400,
+        "silent_s": 400,
+    },
     "env": {
         "id": "webshop/WebShop-v1",
         "page_handles": True,
@@ -49,7 +54,8 @@ CONFIG = {
     },
     "trainer": {"lr": 3e-3, "warmup_train_steps": 0},
     "evaluation": {"split": "test", "tasks": 4, "greedy": False},
-    "deadlines": {"generate_s": 240, "episode_s": 400, "ticket_s": 800},
+    "deadlines": {"generate_s": 900, "episode_s": 1200, "ticket_s": 2400},
+    "failures": {"load_weights_s": 600, "hang_s": 600},
     "stop": {"batches": 8},
 }
 

@@ -151,8 +151,7 @@ class SGLangEngine(InferenceEngine):
         config = self._config
         try:
             if config.url:
-                key = os.environ.get(config.api_key_variable or "", "")
-                self._client = SGLangClient(config.url[self._index], key)
+                self._client = SGLangClient(config.url[self._index], self._api_key())
             else:
                 self._client = self._launch()
             await self._until_up(self._client)
@@ -165,6 +164,12 @@ class SGLangEngine(InferenceEngine):
         self._versions[seen.weight_version] = self._version
         self._road = new_road(config, self._client, seen, self._model_path)
         self._watching = asyncio.create_task(self._watch(self._client), name="watch SGLang")
+
+    def _api_key(self) -> str:
+        variable = self._config.api_key_variable
+        if variable is not None and not os.environ.get(variable):
+            raise ConfigError(f"engine.api_key_variable: {variable} is not set")
+        return os.environ[variable] if variable else ""
 
     def _launch(self) -> SGLangClient:
         on_cpu = self._device == "cpu" or (self._device == "auto" and not _has_cuda())
@@ -185,7 +190,7 @@ class SGLangEngine(InferenceEngine):
 
     async def _until_up(self, client: SGLangClient) -> None:
         began = time.monotonic()
-        while not await client.alive(limit_s=self._config.look_every_s):
+        while not await client.alive(limit_s=self._config.silent_s):
             how = self._server.ended() if self._server else None
             if how is not None:
                 raise EngineDied(f"the SGLang server ended over its start ({how}); see the log")
@@ -197,19 +202,20 @@ class SGLangEngine(InferenceEngine):
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _watch(self, client: SGLangClient) -> None:
-        """Find out that the server is gone."""
-        misses, looked = 0, time.monotonic()
+        """Find out that the server is gone; a paused one gives no sign of life, and is let be."""
+        looked = heard = time.monotonic()
         while not self._death.done():
             await asyncio.sleep(_ASK_AGAIN_S)
             how = self._server.ended() if self._server else None
             if how is not None:
                 self._die(f"the SGLang server ended ({how})")
             elif time.monotonic() - looked >= self._config.look_every_s:
-                looked = time.monotonic()
-                is_alive = await client.alive(limit_s=self._config.look_every_s)
-                misses = 0 if is_alive else misses + 1
-                if misses >= self._config.look_misses:
+                is_held = self._paused or self._swap_lock.locked()
+                if is_held or await client.alive(limit_s=self._config.silent_s):
+                    heard = time.monotonic()
+                elif time.monotonic() - heard >= self._config.silent_s:
                     self._die(f"the SGLang server at {client.url} does not answer any more")
+                looked = time.monotonic()
 
     def _die(self, why: str) -> None:
         if not self._death.done():

@@ -50,9 +50,9 @@ class SGLangConfig(BaseModel):
     update_s: Seconds = 100.0
     """The longest wait for the server's answer to new weights; then it counts as dead."""
     look_every_s: Seconds = 5.0
-    """How often the server is asked whether it lives. It is dead when it misses ``look_misses``."""
-    look_misses: PositiveInt = 6
-    """Questions in a row without an answer."""
+    """How often the server is asked whether it lives."""
+    silent_s: Seconds = 60.0
+    """One that has given no answer for this long is dead."""
     api_key_variable: str | None = None
     """The environment variable that holds the key of a running server, where it wants one."""
 
