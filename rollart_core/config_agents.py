@@ -5,9 +5,9 @@ Takes: a RunConfig and the environments' specs. Gives: problems. Never: imports 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from rollart_core.config import RayRuntime, RunConfig
 from rollart_core.contracts.adapter import split_id
@@ -53,6 +53,22 @@ def agent_problems(config: RunConfig, specs: Sequence[EnvSpec]) -> Iterator[Prob
             "address of this machine that they can"
         )
         yield Problem(("gateway", "host"), message)
+
+
+def program_problems(
+    key: tuple[str | int, ...], options: Mapping[str, Any], episode_s: float
+) -> Iterator[Problem]:
+    """Yield what is wrong with the time that an agent gives its program.
+
+    Args:
+        key: Where the environment stands.
+        options: Its options; ``program_s`` is that time, where there is one.
+        episode_s: Deadline of the episode.
+    """
+    program_s = options.get("program_s")
+    if isinstance(program_s, int | float) and program_s >= episode_s:
+        message = f"{program_s:g} s: must be shorter than deadlines.episode_s ({episode_s:g} s)"
+        yield Problem((*key, "program_s"), message)
 
 
 def has_no_agent(specs: Sequence[EnvSpec]) -> bool:

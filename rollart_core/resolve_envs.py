@@ -13,7 +13,7 @@ from typing import Any
 
 from rollart_core import config_boxes, registry
 from rollart_core.config import Deadlines, EnvEntry, EnvRun, PluginRef, RunConfig
-from rollart_core.config_agents import agent_problems
+from rollart_core.config_agents import agent_problems, program_problems
 from rollart_core.config_checks import deadline_problems, without_effect
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.env import EnvSpec
@@ -82,6 +82,9 @@ def resolve_envs(
     problems = without_effect(config, specs) if len(specs) == len(asked) else []
     if len(specs) == len(asked):
         problems += agent_problems(config, specs)
+    for one, plugin in known:
+        if plugin.spec.kind == "agent":
+            problems += program_problems(one.key, plugin.options, config.deadlines.episode_s)
     problems += _names_taken(asked)
     problems += _stand_twice(known)
     for problem in dict.fromkeys(problems):

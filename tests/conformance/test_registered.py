@@ -27,6 +27,8 @@ from rollart_core.errors import PluginError
 from rollart_core.plugins import KINDS, plugins
 from rollart_core.registry import load_object
 from rollart_core.testing import CheckResult, Outcome, assert_checks, check_env
+from rollart_core.testing.agent_checks import run_agent_checks
+from rollart_core.testing.agent_play import AgentSubject
 from rollart_core.testing.env_checks import run_env_checks
 from rollart_core.testing.play import Subject
 
@@ -44,6 +46,7 @@ BASES: dict[str, tuple[type, ...]] = {
 NO_EXAMPLES = {
     "openenv": "it needs a running server: tests/adapters/test_real_openenv.py",
     "roll-gem": "it adapts classes, not a package",
+    "verifiers": "it needs a taskset: tests/verifiers/test_real_verifiers.py",
     "skyrl-gym": "it needs tasks: tests/adapters/test_real_skyrl_gym.py",
 }
 """Adapters without an id that can be tried alone, and where they are tried."""
@@ -75,6 +78,8 @@ def check_one_env(env_id: str) -> list[CheckResult]:
         return [CheckResult("reset", Outcome.SKIP, why)]
     make = partial(registry.make, env_id, sandbox="bubblewrap")
     # Boxes take their time: a task of each split, and little of it for those that play many.
+    if said.kind == "agent":
+        return run_agent_checks(AgentSubject(make, said, num_tasks=1, budget_s=0.5))
     return run_env_checks(Subject(make, said, num_tasks=1, budget_s=0.5))
 
 
@@ -99,11 +104,13 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
 
 NEEDS_A_SERVER = {
     "rollart/OpenAI-v1": "it needs a running server: tests/integration/test_openai_engine.py",
+    "rollart/VLLM-v1": "it needs a running server: tests/integration/test_vllm_engine.py",
 }
 OPTIONS = {
     "rollart/Process-v1": {"trusted": True},
     "rollart/Docker-v1": IN_DOCKER,
     "rollart/OpenAI-v1": {"base_url": "http://127.0.0.1:9/v1"},
+    "rollart/VLLM-v1": {"base_url": "http://127.0.0.1:9/v1"},
     "rollart/Judge-v1": {"base_url": "http://127.0.0.1:9/v1", "model": "parrot", "rubric": "Good?"},
 }
 """What a plugin has to be told before it works at all."""

@@ -27,16 +27,22 @@ trackers: []
 AGENT = "env: acme/Agent-v1\n"
 
 
+class Timed(FakeAgent):
+    def __init__(self, program_s: float = 300.0) -> None:
+        super().__init__()
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An agent and an environment that is stepped."""
-    parts = SimpleNamespace(FakeAgent=FakeAgent, FakeEnv=FakeEnv, Part=object)
+    parts = SimpleNamespace(FakeAgent=FakeAgent, FakeEnv=FakeEnv, Timed=Timed, Part=object)
     monkeypatch.setitem(sys.modules, "parts_of_agents", parts)
 
     @hookimpl
     def rollart_environments() -> list[EnvSpec]:
         return [
             EnvSpec(id="acme/Agent-v1", entry_point="parts_of_agents:FakeAgent", kind="agent"),
+            EnvSpec(id="acme/Timed-v1", entry_point="parts_of_agents:Timed", kind="agent"),
             EnvSpec(id="acme/Stepped-v1", entry_point="parts_of_agents:FakeEnv"),
         ]
 
@@ -76,6 +82,12 @@ def test_the_gateway_is_part_of_a_run_with_agents_and_survives_the_round_trip(tm
 )
 def test_what_cannot_be_is_said_before_anything_starts(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        resolved(tmp_path, text)
+
+
+def test_a_program_has_less_time_than_its_episode(tmp_path):
+    text = "env: {id: acme/Timed-v1, program_s: 700}\n"
+    with pytest.raises(ConfigError, match=r"env.program_s: 700 s: must be shorter than deadlines"):
         resolved(tmp_path, text)
 
 
