@@ -82,6 +82,9 @@ class OpenAIServer:
         self._thread.join()
         self._loop.close()
 
+    def add_routes(self, app: web.Application) -> None:
+        """Add what only some servers have."""
+
     def bodies(self, path: str) -> list[Json]:
         """Return what came to a path."""
         return [body for where, body in self.requests if where == path]
@@ -92,6 +95,7 @@ class OpenAIServer:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/tokenize", self._tokenize)
+        self.add_routes(app)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

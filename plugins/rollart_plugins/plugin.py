@@ -40,6 +40,15 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             follows_training=False,
             keeps_deterministic=False,
         ),
+        InferenceEngineSpec(
+            id="rollart/VLLM-v1",
+            alias="vllm",
+            entry_point="rollart_plugins.engines.vllm:VllmEngine",
+            config="rollart_plugins.engines.openai_config:VllmConfig",
+            summary="A running vLLM server, asked in tokens; it reloads weights from a folder.",
+            keeps_deterministic=False,
+            takes_index=True,
+        ),
     ]
 
 
@@ -204,6 +213,15 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
             entry_point="rollart_plugins.adapters.roll_gem:RollGemAdapter",
             config="rollart_plugins.adapters.roll_gem:RollGemOptions",
             summary="Classes in the interface of ROLL's agentic environments: module:Class.",
+        ),
+        EnvAdapterSpec(
+            id="rollart/Verifiers-v1",
+            alias="verifiers",
+            entry_point="rollart_plugins.adapters.verifiers:VerifiersAdapter",
+            config="rollart_plugins.adapters.verifiers:VerifiersOptions",
+            summary="Tasksets of verifiers' v1 API, as agent tasks.",
+            package="verifiers",
+            kind="agent",
         ),
         EnvAdapterSpec(
             id="rollart/Gem-v1",

@@ -52,6 +52,8 @@ class Server:
     """How often the same is asked again."""
     longest_wait_s: float = 120.0
     """A server that asks for more peace than this has failed."""
+    retry_lost: bool = True
+    """Whether the same is asked again after a connection broke, or did not come about."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -113,6 +115,8 @@ class EndpointClient:
             EndpointError: When none comes back.
         """
         answer = await self._ask("POST", path, body, None)
+        if answer is None:  # some answer nothing where there is nothing to say
+            return {}
         if not isinstance(answer, dict):
             raise self._malformed(path, "JSON, but no object")
         return answer
@@ -133,7 +137,8 @@ class EndpointClient:
             try:
                 return await self._once(method, path, body)
             except EndpointError as e:
-                if not e.retryable or attempt >= most:
+                is_lost = e.kind == "unreachable" and not self.server.retry_lost
+                if is_lost or not e.retryable or attempt >= most:
                     raise
                 if e.wait_s is not None and e.wait_s > self.server.longest_wait_s:
                     raise
@@ -184,6 +189,8 @@ class EndpointClient:
             error = fault(status, content, where=where, secret=self.server.api_key)
             error.wait_s = asked_wait_s(headers, now_s=time.time())
             raise error
+        if not content and status in (200, 204):
+            return None
         try:
             return json.loads(content)
         except ValueError as e:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from rollart_core.contracts.inference import (
     EngineStats,
@@ -26,7 +27,7 @@ from rollart_core.endpoint.client import EndpointClient, Server
 from rollart_core.endpoint.judge import key_from
 from rollart_core.errors import ConfigError, ContextOverflow, EndpointError, InferenceFailure
 from rollart_plugins.engines.openai_check import Served, check_tokens, served
-from rollart_plugins.engines.openai_config import OpenAIConfig
+from rollart_plugins.engines.openai_config import OpenAIConfig, ServerConfig
 from rollart_plugins.engines.openai_wire import text_answer, text_body, token_answer, token_body
 
 _TRY_ANEW = frozenset({"unreachable", "slow", "rate", "server", "malformed"})
@@ -51,6 +52,8 @@ class OpenAIEngine(InferenceEngine):
         ConfigError: When this server cannot be what the run needs.
     """
 
+    follows_training: ClassVar[bool] = False
+
     def __init__(
         self,
         config: OpenAIConfig | None = None,
@@ -67,15 +70,15 @@ class OpenAIEngine(InferenceEngine):
         self._config = config or OpenAIConfig.model_validate(options)
         self._model_path, self._max_context_tokens = model_path, max_context_tokens
         self._version = policy_version
-        if channel is not None:
+        if channel is not None and not self.follows_training:
             channel.close()
             raise ConfigError(
                 "engine: openai serves the weights that its server began with, so it cannot "
                 "follow training; use it with `rollart eval`, or train with another engine"
             )
         if deterministic:
-            raise ConfigError("deterministic: engine: openai cannot promise it; remove it")
-        self._client = EndpointClient(_server(self._config))
+            raise ConfigError("deterministic: a server cannot promise it; remove it")
+        self._client = EndpointClient(self._server())
         self._served: Served | None = None
         self._tasks: dict[str, asyncio.Task[GenerateResult]] = {}
         self._open: asyncio.Event | None = None
@@ -120,7 +123,7 @@ class OpenAIEngine(InferenceEngine):
                 raise
             return GenerateResult([], [], (), "abort")
         except EndpointError as e:
-            raise _failure(e) from e
+            raise self._failure(e) from e
         finally:
             self._tasks.pop(request.request_id, None)
 
@@ -210,17 +213,20 @@ class OpenAIEngine(InferenceEngine):
         self._prompt_tokens += max(0, num_prompt - result.num_cached_tokens)
         self._new_tokens += num_new
 
+    def _failure(self, error: EndpointError) -> InferenceFailure:
+        """Return what an error of the server means for the episode."""
+        if error.kind == "overflow":
+            return ContextOverflow(str(error), boundary="generate")
+        failure = InferenceFailure(str(error), boundary="generate")
+        failure.retryable = error.kind in _TRY_ANEW
+        return failure
 
-def _failure(error: EndpointError) -> InferenceFailure:
-    """Return what an error of the server means for the episode."""
-    if error.kind == "overflow":
-        return ContextOverflow(str(error), boundary="generate")
-    failure = InferenceFailure(str(error), boundary="generate")
-    failure.retryable = error.kind in _TRY_ANEW
-    return failure
+    def _server(self) -> Server:
+        return server_of(self._config)
 
 
-def _server(config: OpenAIConfig) -> Server:
+def server_of(config: ServerConfig) -> Server:
+    """Return the server that a config names, with the key from the environment."""
     return Server(
         base_url=config.base_url,
         api_key=key_from(config.api_key_env),

@@ -1,4 +1,4 @@
-"""Options of the engine that asks an OpenAI-compatible server. Never imports aiohttp or torch."""
+"""Options of the engines that ask OpenAI-compatible servers. Never imports aiohttp or torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class OpenAIConfig(BaseModel):
-    """What a run config may say under ``engine`` with ``id: openai``."""
+class ServerConfig(BaseModel):
+    """What all engines that ask an OpenAI-compatible server are told."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,6 +23,16 @@ class OpenAIConfig(BaseModel):
     The key itself never stands in a config."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Sent with every request; they are kept in the run's ``config.yaml``, so no secrets here."""
+    answer_s: Seconds = 600.0
+    """How long one answer may take; ``deadlines.generate_s`` bounds it with all its retries."""
+    num_retries: Annotated[int, Field(ge=0)] = 6
+    """How often a request is sent again that met no connection, a limit of requests (429, after
+    ``Retry-After``) or a server error."""
+
+
+class OpenAIConfig(ServerConfig):
+    """What a run config may say under ``engine`` with ``id: openai``."""
+
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """How a chat request says how many tokens it wants at most; newer models of some providers take
     ``max_completion_tokens`` only."""
@@ -31,8 +41,16 @@ class OpenAIConfig(BaseModel):
     own choice: sampled and greedy may then be the same."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Added to every request as it is, such as ``{reasoning_effort: low}``."""
-    answer_s: Seconds = 600.0
-    """How long one answer may take; ``deadlines.generate_s`` bounds it with all its retries."""
-    num_retries: Annotated[int, Field(ge=0)] = 6
-    """How often a request is sent again that met no connection, a limit of requests (429, after
-    ``Retry-After``) or a server error."""
+
+
+class VllmConfig(ServerConfig):
+    """What a run config may say under ``engine`` with ``id: vllm``."""
+
+    weights_dir: str | None = None
+    """Where new weights are written for the server to read: a folder that both see. None: one in
+    the temporary folder, for a server on the same machine."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """The server's ``--logprobs-mode``, without ``_logprobs``. Raw ones are those of temperature 1,
+    so training at another ``rollout.temperature`` needs ``processed``."""
+    start_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long a server is waited for that does not listen (yet, or any more)."""

@@ -1,0 +1,293 @@
+"""The ``vllm`` engine: a running vLLM server, asked in tokens, that follows training.
+
+    load_weights: fetch, write safetensors -> [no request in flight] -> reload, clear cache -> on
+
+    watch:        a connection on which nothing is said; when the server ends, it ends
+
+Takes: requests; versions of weights. Gives: what the server sampled, each answer wholly of one
+policy version. Never: has a request in flight while weights change, or goes on with a server that
+was started again behind its back: that one has other weights, so everything raises EngineDied, and
+whoever looks after the engine builds it anew, with the newest.
+
+What is asked of vLLM is in its source: ``/collective_rpc`` with the worker's ``reload_weights``,
+and ``/reset_prefix_cache``; it has both with ``VLLM_SERVER_DEV_MODE=1`` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlsplit
+
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
+from rollart_core.contracts.weights import WeightChannel
+from rollart_core.endpoint.client import Server
+from rollart_core.errors import ConfigError, EndpointError, EngineDied, InferenceFailure
+from rollart_plugins.engines.openai import OpenAIEngine, server_of
+from rollart_plugins.engines.openai_config import OpenAIConfig, VllmConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from rollart_plugins.engines.incoming import Incoming
+
+_AGAIN_S = 0.5
+_PREFIX = "rollart-vllm-"
+
+
+class VllmEngine(OpenAIEngine):
+    """Asks a vLLM server, and reloads its weights; see the module.
+
+    Args:
+        model_path: Where the tokenizer of the served model lies.
+        channel: Where new weights come from; None: the server keeps those it has.
+        deterministic: Refused.
+        max_context_tokens: Longest prompt and answer together; no more than the server has.
+        engine_index: Its number among the engines of a run; only 0 can follow training.
+        options: The fields of :class:`VllmConfig`, and what other engines are told besides.
+
+    Raises:
+        ConfigError: When this server cannot be what the run needs.
+    """
+
+    follows_training: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        channel: WeightChannel | None = None,
+        deterministic: bool = False,
+        max_context_tokens: int = 2048,
+        engine_index: int = 0,
+        **options: object,
+    ) -> None:
+        if engine_index and channel is not None:
+            channel.close()
+            raise ConfigError(
+                "runtime.num_engines: one vLLM server is one engine, since new weights must find "
+                "no request in flight: say 1"
+            )
+        own = {name: value for name, value in options.items() if name in VllmConfig.model_fields}
+        self._vllm = VllmConfig.model_validate(own)
+        shared = self._vllm.model_dump(include=set(OpenAIConfig.model_fields))
+        super().__init__(
+            OpenAIConfig.model_validate(shared),
+            model_path=model_path,
+            channel=channel,
+            deterministic=deterministic,
+            max_context_tokens=max_context_tokens,
+        )
+        self._channel = channel
+        self._fetching = Lock()
+        self._folder: Path | None = None
+        self._dead = ""
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Wait for the server, compare its tokens with ours, and watch it from then on.
+
+        Raises:
+            ConfigError: When it is not there, or is another.
+        """
+        self._swap_lock, self._free, self._idle = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+        self._free.set()
+        await self._await_server()
+        await super().start()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """See :meth:`InferenceEngine.generate`.
+
+        Raises:
+            EngineDied: When the server is gone, or is not the one that got our weights.
+        """
+        self._check_alive()
+        raw = self._channel is not None and self._vllm.logprobs == "raw"
+        if raw and request.temperature not in (0.0, 1.0):
+            failure = InferenceFailure(
+                f"rollout.temperature is {request.temperature:g}, and raw logprobs are those of 1: "
+                "start vLLM with --logprobs-mode processed_logprobs and say engine.logprobs: "
+                "processed",
+                boundary="generate",
+            )
+            failure.retryable = False
+            raise failure
+        return await super().generate(request)
+
+    async def load_weights(self, policy_version: int) -> WeightSwap:
+        """See :meth:`InferenceEngine.load_weights`.
+
+        Raises:
+            LookupError: When the channel holds neither that version nor a newer one.
+            EngineDied: When the server does not take them: nobody knows what it holds then.
+        """
+        self._ready()
+        channel = self._channel
+        if channel is None:
+            raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
+        async with self._swap_lock:
+            moved = -channel.moved_bytes
+            incoming, folder = await asyncio.to_thread(self._written, channel, policy_version)
+            self._free.clear()
+            try:
+                await self._quiet()
+                began = time.perf_counter()
+                await self._reload(folder)
+                self._version = incoming.policy_version
+            finally:
+                self._free.set()
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return WeightSwap(
+                incoming.policy_version,
+                time.perf_counter() - began,
+                incoming.num_bytes,
+                fetch_s=incoming.fetch_s,
+                moved_bytes=moved + channel.moved_bytes,
+            )
+
+    async def close(self) -> None:
+        """Hang up on everything, and remove what was written."""
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await super().close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._channel is not None:
+            self._channel.close()
+
+    # Weights
+
+    def _written(self, channel: WeightChannel, policy_version: int) -> tuple[Incoming, Path]:
+        """Fetch and write in a thread; one at a time, for a cancelled caller leaves its thread."""
+        from rollart_plugins.engines.incoming import fetch
+
+        with self._fetching:
+            incoming = fetch(channel, policy_version, None)
+            folder = self._new_folder()
+            save(folder, incoming.tensors)
+            incoming.tensors = []
+            return incoming, folder
+
+    def _new_folder(self) -> Path:
+        if self._folder is None:
+            home = Path(self._vllm.weights_dir or tempfile.gettempdir())
+            home.mkdir(parents=True, exist_ok=True)
+            _remove_orphans(home)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
+            self._folder.chmod(0o755)  # the server may be somebody else's
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder.chmod(0o755)
+        return folder
+
+    async def _quiet(self) -> None:
+        """Wait until the server has answered what it was asked."""
+        while self._num_running:
+            self._idle.clear()
+            await self._idle.wait()
+        self._check_alive()
+
+    async def _reload(self, folder: Path) -> None:
+        """Have the server load the weights in a folder.
+
+        Raises:
+            EngineDied: When it does not.
+        """
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        try:
+            await self._client.post("/collective_rpc", body)
+            await self._client.post("/reset_prefix_cache", {})
+        except EndpointError as e:
+            hint = " (is it started with VLLM_SERVER_DEV_MODE=1?)" if e.kind == "missing" else ""
+            self._dead = f"vLLM did not take new weights: {e}{hint}"
+            raise EngineDied(self._dead, boundary="load_weights") from e
+
+    async def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        assert self._open is not None
+        while not (self._free.is_set() and self._open.is_set()):
+            await self._free.wait()
+            await self._open.wait()
+        self._check_alive()
+        try:
+            return await super()._post(path, body)
+        finally:
+            if not self._num_running:
+                self._idle.set()
+
+    # The server
+
+    async def _await_server(self) -> None:
+        """Connect, and watch the connection: the server is the same as long as it stands."""
+        parts = urlsplit(self._vllm.base_url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        until_s = time.monotonic() + self._vllm.start_s
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(
+                    parts.hostname, port, ssl=parts.scheme == "https" or None
+                )
+                break
+            except OSError as e:
+                if time.monotonic() >= until_s:
+                    raise ConfigError(
+                        f"engine: no server answers at {self._vllm.base_url} ({e.strerror or e}): "
+                        "start the server, or mend engine.base_url"
+                    ) from e
+            await asyncio.sleep(_AGAIN_S)
+        self._watching = asyncio.create_task(self._watch(reader, writer), name="vllm watch")
+
+    async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError):
+                await reader.read(1)
+            self._dead = (
+                f"vLLM at {self._vllm.base_url} closed its connection: it ended or was started "
+                "again (a proxy that closes idle connections must not stand between)"
+            )
+        finally:
+            writer.close()
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise EngineDied(self._dead, boundary="generate")
+
+    def _failure(self, error: EndpointError) -> InferenceFailure:
+        if error.kind == "unreachable":
+            self._dead = self._dead or str(error)
+            return EngineDied(self._dead, boundary="generate")
+        return super()._failure(error)
+
+    def _server(self) -> Server:
+        return replace(server_of(self._vllm), retry_lost=False)
+
+
+def _remove_orphans(home: Path) -> None:
+    """Remove what engines on this machine left that were killed."""
+    for left in home.glob(f"{_PREFIX}*-*"):
+        with suppress(ValueError, PermissionError):
+            pid = int(left.name.removeprefix(_PREFIX).partition("-")[0])
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def save(folder: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Write tensors as one safetensors file, as vLLM's loader looks for them."""
+    from safetensors.torch import save_file
+
+    plain: Mapping[str, torch.Tensor] = {
+        name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors
+    }
+    save_file(dict(plain), folder / "model.safetensors", metadata={"format": "pt"})

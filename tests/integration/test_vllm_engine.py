@@ -1,0 +1,272 @@
+"""The `vllm` engine against a server of vLLM's protocol in which our embedded engine generates."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import web
+from openai_server import OpenAIServer
+from safetensors.torch import load_file
+
+from rollart_core import registry
+from rollart_core.config import NewModel
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult
+from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
+from rollart_core.models.new import new_model
+from rollart_core.models.tokenizer import load_tokenizer
+from rollart_core.testing.envs import FakeEnv
+from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_plugins.engines.vllm import VllmEngine
+
+MAX_TOKENS = 256
+Tensors = list[tuple[str, torch.Tensor]]
+
+
+class Held(WeightChannel):
+    """Holds one version in memory."""
+
+    def __init__(self, tensors: Tensors | None = None, version: int = 0) -> None:
+        self.tensors, self.version = tensors or [], version
+
+    def publish(
+        self, policy_version: int, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Publication:
+        self.tensors, self.version = list(tensors), policy_version
+        return Publication(policy_version, 0, 0.0)
+
+    def fetch(self, policy_version: int) -> Tensors:
+        if policy_version != self.version:
+            raise LookupError(f"{policy_version} is not {self.version}")
+        return self.tensors
+
+    def newest(self) -> int | None:
+        return self.version
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class VllmServer(OpenAIServer):
+    """Generates with the embedded engine; reloads weights as vLLM's worker does."""
+
+    def __init__(self, model: str, *, dev_mode: bool = True, delay_s: float = 0.0) -> None:
+        super().__init__(tokenizer=load_tokenizer(model), max_model_len=MAX_TOKENS, delay_s=delay_s)
+        self.dev_mode, self.loaded = dev_mode, Held()
+        self.num_resets = self._num_asked = 0
+        self._engine = EmbeddedEngine(
+            model_path=model, device="cpu", channel=self.loaded, max_context_tokens=MAX_TOKENS
+        )
+
+    def add_routes(self, app: web.Application) -> None:
+        if self.dev_mode:
+            app.router.add_post("/collective_rpc", self._rpc)
+            app.router.add_post("/reset_prefix_cache", self._reset)
+        app.on_startup.append(self._start_engine)
+        app.on_cleanup.append(self._close_engine)
+
+    async def _start_engine(self, app: web.Application) -> None:
+        await self._engine.start()
+
+    async def _close_engine(self, app: web.Application) -> None:
+        await self._engine.close()
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self._num_asked += 1
+        result = await self._engine.generate(
+            GenerateRequest(
+                str(self._num_asked),
+                body["prompt"],
+                body["max_tokens"],
+                temperature=body["temperature"],
+                stop_token_ids=body["stop_token_ids"],
+                sampling_key=body["seed"],
+            )
+        )
+        logprobs = {"tokens": [], "token_logprobs": result.inference_logprobs}
+        choice = {
+            "index": 0,
+            "text": "",
+            "logprobs": logprobs,
+            "finish_reason": result.finish_reason,
+            "token_ids": result.token_ids,
+            "prompt_token_ids": body["prompt"],
+        }
+        return web.json_response({"choices": [choice], "usage": {}})
+
+    async def _rpc(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["method"] == "reload_weights"
+        tensors = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
+        version = self.loaded.version + 1
+        self.loaded.publish(version, tensors.items())
+        await self._engine.load_weights(version)
+        return web.json_response({"results": [None]})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.num_resets += 1
+        return web.Response()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    spec = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
+    return str(new_model(tmp_path_factory.mktemp("model"), spec, FakeEnv().corpus(), seed=0))
+
+
+@pytest.fixture
+def server(model: str) -> Iterator[VllmServer]:
+    with VllmServer(model) as server:
+        yield server
+
+
+def engine(server: OpenAIServer, model: str, channel: Held | None, **options: Any) -> VllmEngine:
+    options = {"base_url": server.url, "start_s": 0, **options}
+    built: VllmEngine = registry.build(
+        "inference_engines",
+        "vllm",
+        options,
+        model_path=model,
+        channel=channel,
+        max_context_tokens=MAX_TOKENS,
+    )
+    return built
+
+
+def asked(name: str, **changes: Any) -> GenerateRequest:
+    fields = {"token_ids": [5, 6, 7, 8], "max_new_tokens": 24, "sampling_key": 9}
+    return GenerateRequest(name, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def other_weights(model: str) -> Tensors:
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(Path(model) / "model.safetensors")
+    return [(n, t + 0.05 * torch.randn(t.shape, generator=generator)) for n, t in tensors.items()]
+
+
+def test_new_weights_are_those_that_generate_and_no_answer_is_of_two(
+    model: str, tmp_path: Path
+) -> None:
+    tensors = other_weights(model)
+
+    async def direct() -> GenerateResult:
+        it = EmbeddedEngine(
+            model_path=model, device="cpu", channel=Held(tensors, 7), max_context_tokens=MAX_TOKENS
+        )
+        await it.start()
+        await it.load_weights(7)
+        try:
+            return await it.generate(asked("a"))
+        finally:
+            await it.close()
+
+    async def through(server: VllmServer) -> list[GenerateResult]:
+        it = engine(server, model, Held(tensors, 7), weights_dir=str(tmp_path))
+        await it.start()
+        try:
+            first = [asyncio.ensure_future(it.generate(asked(f"b{n}"))) for n in range(3)]
+            while len(server.bodies("/v1/completions")) < 3:
+                await asyncio.sleep(0.01)
+            loading = asyncio.ensure_future(it.load_weights(7))
+            while it._free.is_set():
+                await asyncio.sleep(0.01)
+            late = asyncio.ensure_future(it.generate(asked("late")))
+            swap = await loading
+            assert (swap.policy_version, swap.num_bytes > 0) == (7, True)
+            return [*await asyncio.gather(*first), await late]
+        finally:
+            await it.close()
+
+    with VllmServer(model, delay_s=0.3) as server:
+        *first, late = asyncio.run(through(server))
+    assert {span.policy_version for r in first for span in r.spans} == {0}
+    wanted = asyncio.run(direct())
+    assert [span.policy_version for span in late.spans] == [7]
+    assert late.token_ids == wanted.token_ids != first[0].token_ids
+    assert late.inference_logprobs == pytest.approx(wanted.inference_logprobs, abs=1e-5)
+    assert server.num_resets == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_went_away_is_dead_even_when_it_is_back(model: str) -> None:
+    async def go() -> None:
+        server = VllmServer(model)
+        with server:
+            it = engine(server, model, Held())
+            await it.start()
+            await it.generate(asked("a"))
+        try:
+            while not it._dead:
+                await asyncio.sleep(0.01)
+            with pytest.raises(EngineDied, match="it ended or was started again"):
+                await it.generate(asked("b"))
+        finally:
+            await it.close()
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+
+
+def test_a_server_without_the_roads_for_weights_says_how_to_start_it(model: str) -> None:
+    async def go(server: VllmServer) -> None:
+        it = engine(server, model, Held(other_weights(model), 1))
+        await it.start()
+        try:
+            with pytest.raises(EngineDied, match="VLLM_SERVER_DEV_MODE=1"):
+                await it.load_weights(1)
+            with pytest.raises(EngineDied, match="did not take new weights"):
+                await it.generate(asked("a"))
+        finally:
+            await it.close()
+
+    with VllmServer(model, dev_mode=False) as server:
+        asyncio.run(go(server))
+
+
+def test_raw_logprobs_at_another_temperature_are_refused_where_they_would_be_trained(
+    server: VllmServer, model: str
+) -> None:
+    async def go(channel: Held | None, **options: Any) -> GenerateResult:
+        it = engine(server, model, channel, **options)
+        await it.start()
+        try:
+            return await it.generate(asked("a", temperature=0.7))
+        finally:
+            await it.close()
+
+    with pytest.raises(InferenceFailure, match="--logprobs-mode processed_logprobs") as told:
+        asyncio.run(go(Held()))
+    assert not told.value.retryable
+    assert asyncio.run(go(Held(), logprobs="processed")).token_ids
+    assert asyncio.run(go(None)).token_ids
+
+
+def test_one_server_is_one_engine_and_what_killed_ones_left_is_removed(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.num_engines: one vLLM server is one engine"):
+        VllmEngine(model_path=model, channel=Held(), base_url=server.url, engine_index=1)
+    VllmEngine(model_path=model, base_url=server.url, engine_index=1)  # weights stay: no matter
+    orphan, alive = (
+        tmp_path / "rollart-vllm-999999999-a",
+        tmp_path / f"rollart-vllm-{os.getpid()}-b",
+    )
+    for folder in (orphan, alive, tmp_path / "rollart-vllm-notes"):
+        folder.mkdir()
+    it = engine(server, model, Held(), weights_dir=str(tmp_path))
+    it._new_folder()
+    asyncio.run(it.close())
+    assert {path.name for path in tmp_path.iterdir()} == {alive.name, "rollart-vllm-notes"}
+
+
+def test_nobody_there_is_waited_for_and_then_a_mistake(model: str) -> None:
+    absent = OpenAIServer()
+    absent.url = "http://127.0.0.1:9/v1"
+    with pytest.raises(ConfigError, match="no server answers"):
+        asyncio.run(engine(absent, model, None).start())
