@@ -2,10 +2,11 @@ import pytest
 from pydantic import ValidationError
 
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.errors import InferenceFailure
+from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.types import TokenSpan
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.sglang_config import SGLangConfig
+from rollart_plugins.engines.sglang_server import launch_argv
 
 TAGS = {"0/a": 0, "1/b": 1, "1/c": 1}
 
@@ -119,3 +120,19 @@ def test_options_that_make_no_sense_are_refused(options, why):
 def test_one_url_or_command_is_a_list_of_one():
     assert SGLangConfig(url="http://a:1/").url == ("http://a:1",)
     assert SGLangConfig(command="sglang").command == ("sglang",)
+
+
+def test_each_server_of_a_run_has_gpus_of_its_own_and_listens_on_this_machine_only():
+    config = SGLangConfig(command=("serve",), tp_size=4, first_gpu=2, server_args={"host": "::"})
+    argv = launch_argv(config, port=7, index=1, on_cpu=False, model={"model_path": "/m"})
+    line = " ".join(argv)
+    assert line.startswith("serve ")
+    for flag in ("--tp-size 4", "--base-gpu-id 6", "--model-path /m", "--port 7"):
+        assert flag in line
+    assert "--host 127.0.0.1" in line
+    assert "::" not in argv
+
+
+def test_a_python_without_sglang_is_told_how_to_name_one_that_has_it():
+    with pytest.raises(ConfigError, match=r"engine\.command"):
+        launch_argv(SGLangConfig(), port=7, index=0, on_cpu=True, model={})

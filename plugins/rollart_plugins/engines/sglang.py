@@ -20,8 +20,9 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from rollart_core.contracts.inference import (
@@ -158,11 +159,11 @@ class SGLangEngine(InferenceEngine):
             needs = Needs(self._max_tokens, self._keep_kv)
             launched = self._server is not None
             seen = await check_server(self._client, self._facts, needs, launched=launched)
+            self._road = new_road(config, self._client, seen, self._model_path)
         except BaseException:
             await self.close()
             raise
         self._versions[seen.weight_version] = self._version
-        self._road = new_road(config, self._client, seen, self._model_path)
         self._watching = asyncio.create_task(self._watch(self._client), name="watch SGLang")
 
     def _api_key(self) -> str:
@@ -190,6 +191,8 @@ class SGLangEngine(InferenceEngine):
 
     async def _until_up(self, client: SGLangClient) -> None:
         began = time.monotonic()
+        if self._server is None:
+            await self._revive(client)
         while not await client.alive(limit_s=self._config.silent_s):
             how = self._server.ended() if self._server else None
             if how is not None:
@@ -200,6 +203,14 @@ class SGLangEngine(InferenceEngine):
                     f"{self._config.start_s:g} s"
                 )
             await asyncio.sleep(_ASK_AGAIN_S)
+            if self._server is None:
+                await self._revive(client)
+
+    async def _revive(self, client: SGLangClient) -> None:
+        """End what an engine that died in mid-swap has left a running server in."""
+        for path in (dialect.END_UPDATE, dialect.CONTINUE):
+            with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):
+                await client.post(path)
 
     async def _watch(self, client: SGLangClient) -> None:
         """Find out that the server is gone; a paused one gives no sign of life, and is let be."""
@@ -220,6 +231,8 @@ class SGLangEngine(InferenceEngine):
     def _die(self, why: str) -> None:
         if not self._death.done():
             self._death.set_result(why)
+            if self._server is not None:
+                self._server.kill()  # this process may be about to end too
 
     def _ready(self) -> SGLangClient:
         if self._client is None or self._road is None:
@@ -358,7 +371,7 @@ class SGLangEngine(InferenceEngine):
             began = time.monotonic()
             # of whose weights a running server's cache is nobody knows: the first swap empties it
             keep = self._keep_kv and self._num_swaps > 0
-            await self._swap(client, road.send(ready, tag, keep_kv=keep), keep_kv=keep)
+            await self._swap(client, partial(road.send, ready, tag, keep_kv=keep), keep_kv=keep)
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
             self._version = incoming.policy_version
@@ -372,7 +385,7 @@ class SGLangEngine(InferenceEngine):
             )
 
     async def _swap(
-        self, client: SGLangClient, sending: Coroutine[Any, Any, None], *, keep_kv: bool
+        self, client: SGLangClient, send: Callable[[], Coroutine[Any, Any, None]], *, keep_kv: bool
     ) -> None:
         """Pause, send, go on; a server that does not take all of it is as good as dead."""
         mode = "in_place" if keep_kv else "retract"
@@ -380,15 +393,13 @@ class SGLangEngine(InferenceEngine):
             async with asyncio.timeout(self._config.update_s):
                 await self._or_death(client.post(dialect.PAUSE, {"mode": mode}))
                 self._num_swaps += 1
-                await self._or_death(sending)
+                await self._or_death(send())
                 if not self._paused:
                     await self._or_death(client.post(dialect.CONTINUE))
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
             why = first_line(str(e)) or f"it did not take them within {self._config.update_s:g} s"
             self._die(f"new weights failed: {why}")
             raise EngineDied(self._death.result(), boundary="load_weights") from e
-        finally:
-            sending.close()
 
     def _tag(self, policy_version: int) -> str:
         return f"{policy_version}/{os.getpid()}.{next(self._tags)}"
@@ -431,21 +442,24 @@ class SGLangEngine(InferenceEngine):
     async def close(self) -> None:
         """End the server if it was launched here; requests in flight fail. May be called twice."""
         client, self._client = self._client, None
+        if self._channel is not None:
+            self._channel.close()
         if client is None and self._server is None:
             return
-        self._die("the engine was closed")
+        if not self._death.done():
+            self._death.set_result("the engine was closed")
         tasks = [*self._tasks, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._road is not None and self._server is None:
+            await self._road.leave()  # a running server goes on without us
         if client is not None:
             await client.close()
         if self._server is not None:
             await self._server.close()
         if self._road is not None:
             await asyncio.to_thread(self._road.close)
-        if self._channel is not None:
-            self._channel.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -14,7 +14,7 @@ import aiohttp
 from rollart_core.errors import EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines.sglang_dialect import Json
 
-CONTROL_S = 30.0
+CONTROL_S = 60.0
 """The longest wait for an answer that needs no computing."""
 
 

@@ -69,6 +69,11 @@ class SGLangServer:
             return f"signal {signal.Signals(-code).name}"
         return f"exit code {code}"
 
+    def kill(self) -> None:
+        """End it now, with everything it has spawned."""
+        if self._process is not None:
+            _signal_group(self._process.pid, signal.SIGKILL)
+
     async def close(self) -> None:
         """End it with everything it has spawned; may be called twice."""
         process = self._process

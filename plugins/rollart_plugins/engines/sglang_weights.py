@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed
 
+from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.sglang_checks import ServerFacts
 from rollart_plugins.engines.sglang_client import SGLangClient
@@ -34,7 +35,6 @@ from rollart_plugins.engines.sglang_server import free_port
 
 Named: TypeAlias = tuple[str, torch.Tensor]
 
-_GROUP = "rollart"
 _PREFIX = "rollart-sglang"
 
 dist: Any = torch.distributed  # what it exports is not typed
@@ -55,6 +55,9 @@ class WeightRoad(ABC):
             InferenceFailure: When it does not take them.
             RuntimeError: When the broadcast breaks.
         """
+
+    async def leave(self) -> None:  # noqa: B027 - some have nothing there
+        """Have a server that goes on without this process forget what it has of it."""
 
     def close(self) -> None:  # noqa: B027 - some hold nothing
         """Free what it holds; may be called twice."""
@@ -175,6 +178,7 @@ class DistributedRoad(WeightRoad):
         self._limit = timedelta(seconds=config.update_s)
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._group: Any = None
+        self._name = ""
 
     def prepare(self, tensors: Sequence[Named]) -> list[list[Named]]:
         """Bring the tensors to where they are broadcast from."""
@@ -191,7 +195,7 @@ class DistributedRoad(WeightRoad):
                     "names": [name for name, _ in bucket],
                     "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
                     "shapes": [list(t.shape) for _, t in bucket],
-                    "group_name": _GROUP,
+                    "group_name": self._name,
                     **_last_words(i == len(ready) - 1, tag, keep_kv),
                 }
                 await self._both(
@@ -201,12 +205,14 @@ class DistributedRoad(WeightRoad):
 
     async def _join(self) -> None:
         port = free_port()
+        # a running server may have groups of engines before this one, and wants other names
+        self._name = f"rollart-{os.getpid()}-{port}"
         body = {
             "master_address": self._host,
             "master_port": port,
             "rank_offset": 1,
             "world_size": 1 + self._tp_size,
-            "group_name": _GROUP,
+            "group_name": self._name,
             "backend": self._backend,
         }
         await self._both(
@@ -245,8 +251,8 @@ class DistributedRoad(WeightRoad):
             0,
             [],
             c10d.Backend(self._backend),
-            c10d.PrefixStore(_GROUP, store),
-            group_name=_GROUP,
+            c10d.PrefixStore(self._name, store),
+            group_name=self._name,
             timeout=self._limit,
         )
         c10d._world.pg_group_ranks[group] = {i: i for i in range(1 + self._tp_size)}
@@ -259,6 +265,12 @@ class DistributedRoad(WeightRoad):
         work = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in bucket]
         for one in work:
             one.wait(self._limit)
+
+    async def leave(self) -> None:
+        """End the server's part of the group."""
+        if self._group is not None:
+            with contextlib.suppress(InferenceFailure, TimeoutError):
+                await self._session.client.post(dialect.LEAVE_GROUP, {"group_name": self._name})
 
     def close(self) -> None:
         """Give the group up, whatever it is doing."""
@@ -273,6 +285,10 @@ def new_road(
 ) -> WeightRoad:
     """Return the road that the config names."""
     if config.weight_road == "disk":
+        if not Path(model_path).is_dir():
+            raise ConfigError(
+                f"engine.weight_road: disk needs the model's folder, and model.path is {model_path}"
+            )
         return DiskRoad(client, model_path, config.weights_folder)
     if config.weight_road == "tensor":
         return TensorRoad(client, server.tp_size, config.bucket_bytes)
