@@ -28,6 +28,10 @@ BENCH_STAMP := $(VENV)/.set-up-to-bench
 ADAPTERS_VENV ?= .venv-adapters
 ADAPTERS_PY := $(ADAPTERS_VENV)/bin/python
 ADAPTERS_STAMP := $(ADAPTERS_VENV)/.set-up
+# verifiers pins an mcp that the others' packages do not take.
+VERIFIERS_VENV ?= .venv-verifiers
+VERIFIERS_PY := $(VERIFIERS_VENV)/bin/python
+VERIFIERS_STAMP := $(VERIFIERS_VENV)/.set-up
 # SGLang wants a torch and a transformers of its own choice. It is started as a server, never imported.
 SGLANG ?= sglang==0.5.23
 SGLANG_VENV ?= .venv-sglang
@@ -39,7 +43,7 @@ AGENTS_VENV ?= .venv-agents
 AGENTS_STAMP := $(AGENTS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs bench adapters test-sglang wheelhouse
+.PHONY: agents help setup run test unit check docs bench adapters verifiers test-sglang wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -77,6 +81,9 @@ test-sglang: $(SGLANG_STAMP) $(DEV_STAMP) ## Run the tests on real SGLang server
 agents: $(AGENTS_STAMP) $(DEV_STAMP) ## Run the tests with agent programs from PyPI.
 	AGENTS_VENV=$(AGENTS_VENV) $(PY) -m pytest -m agents $(ARGS) tests/agents
 
+verifiers: $(VERIFIERS_STAMP) ## Run the tests of the adapter of verifiers, on the real package.
+	$(VERIFIERS_PY) -m pytest -m adapters $(ARGS) tests/verifiers
+
 wheelhouse: $(WHEELHOUSE)/.complete-to-train $(WHEELHOUSE)/sdists/.complete ## Fetch what tests install offline.
 
 $(PY):
@@ -98,6 +105,13 @@ $(DEV_STAMP): $(RUN_STAMP)
 
 $(BENCH_STAMP): $(RUN_STAMP)
 	$(INSTALL) -e '.[train,bench]'
+	@touch $@
+
+$(VERIFIERS_STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	@test -x $(VERIFIERS_PY) || $(PYTHON) -m venv $(VERIFIERS_VENV)
+	$(VERIFIERS_PY) -m pip --disable-pip-version-check install -q -e '.[verifiers]' pytest \
+		pytest-timeout hypothesis
 	@touch $@
 
 $(ADAPTERS_STAMP): pyproject.toml

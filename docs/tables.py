@@ -130,7 +130,8 @@ def _fields(fields: Iterable[FieldHelp]) -> str:
 
 def _own_fields(model: type[BaseModel]) -> list[FieldHelp]:
     """Return the fields that an adapter has besides those of every adapter."""
-    return [f for f in fields_of(model) if f.name not in AdapterOptions.model_fields]
+    shared = AdapterOptions.model_fields if issubclass(model, AdapterOptions) else {}
+    return [f for f in fields_of(model) if f.name not in shared]
 
 
 def _default(default: str) -> str:

@@ -1,0 +1,227 @@
+"""One agent task of a taskset of verifiers: verifiers runs the episode, the gateway records it.
+
+    prepare: which task -> run: verifiers' env, harness and scoring -> finish: the trace's reward
+
+Takes: the id of a taskset and its options. Gives: the contract of
+:class:`rollart_core.contracts.agent.AgentTask`. Never: lets verifiers end an episode in silence:
+what failed in it is raised.
+
+verifiers scores as its own episode ends, before ``finish``; judges that it asks have clients of
+their own. It takes a key by the name of an environment variable alone: each episode has one, with
+``API_KEY`` in its name, which verifiers hands to no program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
+from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError, first_line
+
+if TYPE_CHECKING:
+    from rollart_plugins.adapters.verifiers import VerifiersOptions
+
+_ENDLESS: Final = {"train": (0, 1000), "test": (1000, 1200)}
+_TEST_SHARE: Final = 5
+"""One task of so many is for the test."""
+
+
+class VerifiersTask:
+    """Tasks of one taskset.
+
+    Args:
+        taskset_id: What verifiers knows it by.
+        options: Checked ones.
+
+    Raises:
+        UserError: When there is no such taskset, or options do not fit it.
+    """
+
+    def __init__(self, taskset_id: str, options: VerifiersOptions) -> None:
+        self._id, self._options = taskset_id, options
+        self._config = _config(taskset_id, options)
+        self._task: Any = None
+        self._episode: Any = None
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        first, end = self._range(split)
+        return end - first
+
+    async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
+        """Choose the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        split = str(options.get("split") or "train")
+        first, end = self._range(split)
+        index = options.get("task")
+        if index is None:
+            index = random.Random(seed).randrange(end - first)
+        if not 0 <= index < end - first:
+            raise ValueError(f"task {index} is not in split {split!r}: 0 to {end - first - 1}")
+        self._task = self._tasks[first + index].with_data()
+        self._episode = None
+        data = self._task.data
+        prompt = data.prompt_text or data.description or data.name or f"{self._id} {data.idx}"
+        return AgentStart(prompt, {"id": data.id, "name": data.name, "system": data.system_prompt})
+
+    async def run(self, endpoint: Endpoint) -> None:
+        """Let verifiers play, and score.
+
+        Raises:
+            EnvironmentFailure: When its episode failed.
+        """
+        import verifiers.v1 as vf
+        from verifiers.v1.utils.loaders import load_environment
+
+        env = load_environment(self._config)
+        with _in_environment(endpoint.api_key) as variable:
+            client = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
+            context = vf.ModelContext(model=endpoint.model, client=client)
+            async with env.serving():
+                self._episode = await env.run_episode(self._task, context)
+        errors = [e for trace in self._episode.traces if not trace.ok for e in trace.errors]
+        errors += self._episode.errors
+        if not self._episode.ok:
+            said = f"{errors[-1].type}: {errors[-1].message}" if errors else "it says no more"
+            raise EnvironmentFailure(
+                f"verifiers: the episode failed: {first_line(said)}",
+                boundary="agent.run",
+                detail="\n".join(str(error) for error in errors),
+            )
+
+    async def finish(self, recorded: Recorded) -> AgentResult:
+        """Return what verifiers gave: the mean over its traces, which are mostly one.
+
+        Raises:
+            EnvironmentFailure: When there is nothing that was scored.
+        """
+        traces: Sequence[Any] = self._episode.traces if self._episode is not None else ()
+        if not traces or not all(trace.ok for trace in traces):
+            raise EnvironmentFailure(
+                "verifiers scored nothing: its episode did not come to an end",
+                boundary="agent.finish",
+            )
+        reward = sum(trace.reward for trace in traces) / len(traces)
+        truncated = any(trace.is_truncated for trace in traces)
+        return AgentResult(float(reward), None, _components(traces), truncated)
+
+    def close(self) -> None:
+        """Forget the episode; verifiers has freed what it used when ``run`` ended."""
+        self._task = self._episode = None
+
+    @property
+    def _tasks(self) -> Sequence[Any]:
+        return _loaded(self._id, json.dumps(self._options.taskset, sort_keys=True))
+
+    def _range(self, split: str) -> tuple[int, int]:
+        given = self._options.splits
+        ranges = given or _split(len(self._tasks), endless=_is_endless(self._id))
+        if split not in ranges:
+            raise ValueError(f"no split {split!r}: there are {', '.join(ranges)}")
+        first, end = ranges[split]
+        end = min(end, len(self._tasks))
+        if first >= end:
+            raise ValueError(f"split {split!r} has no task: the taskset has {len(self._tasks)}")
+        return first, end
+
+
+def summary_of(taskset_id: str, options: VerifiersOptions) -> str:
+    """Return what a taskset is, in a line.
+
+    Raises:
+        UserError: When there is no such taskset, or options do not fit it.
+    """
+    config = _config(taskset_id, options)
+    return f"{taskset_id}, a taskset of verifiers, played by {_role(config)[1].harness.id}."
+
+
+def _config(taskset_id: str, options: VerifiersOptions) -> Any:
+    """Return verifiers' configuration of an environment with one agent."""
+    from verifiers.v1.utils.loaders import resolve_env_config, taskset_class
+
+    from rollart_plugins.adapters import verifiers_chat
+    from rollart_plugins.adapters.verifiers import HARNESS
+
+    # verifiers finds harnesses by the name of a module at the top.
+    sys.modules.setdefault(HARNESS, verifiers_chat)
+    try:
+        taskset_class(taskset_id)
+    except (ImportError, TypeError, AttributeError) as e:
+        raise UnknownIdError(f"verifiers: {first_line(str(e))}") from e
+    said: dict[str, Any] = {"taskset": {**options.taskset, "id": taskset_id}}
+    agent = {"harness": options.harness, "runtime": options.runtime}
+    try:
+        role, _ = _role(resolve_env_config(said))
+        whole = {**said, role: {**agent, "max_turns": options.max_turns}}
+        return resolve_env_config(whole)
+    except (ValueError, ImportError) as e:
+        raise PluginError(f"verifiers::{taskset_id}: {_fault(e)}") from e
+
+
+def _role(config: Any) -> tuple[str, Any]:
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    roles = agent_config_fields(config)
+    if len(roles) != 1:
+        names = ", ".join(roles) or "none"
+        raise ValueError(f"it has the agents {names}; one policy can be trained, as one agent")
+    name, found = next(iter(roles.items()))
+    return str(name), found
+
+
+def _fault(error: Exception) -> str:
+    """Return a fault in a line; pydantic's says which field, in several."""
+    return "; ".join(line.strip() for line in str(error).splitlines()[:3])
+
+
+@lru_cache(maxsize=8)
+def _loaded(taskset_id: str, taskset: str) -> Sequence[Any]:
+    """Return the tasks of a taskset, of one without end the first; once in a process."""
+    from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+
+    config = taskset_config_type(taskset_id).model_validate(
+        {**json.loads(taskset), "id": taskset_id}
+    )
+    found = load_taskset(config)
+    most = max(end for _, end in _ENDLESS.values()) if found.INFINITE else None
+    return tuple(islice(found, most))
+
+
+def _is_endless(taskset_id: str) -> bool:
+    from verifiers.v1.utils.loaders import taskset_class
+
+    return bool(taskset_class(taskset_id).INFINITE)
+
+
+def _split(num_tasks: int, *, endless: bool) -> Mapping[str, tuple[int, int]]:
+    if endless:
+        return _ENDLESS
+    first = num_tasks - max(1, num_tasks // _TEST_SHARE)
+    return {"train": (0, max(1, first)), "test": (max(1, first), num_tasks)}
+
+
+def _components(traces: Sequence[Any]) -> dict[str, float]:
+    """Return rewards, with their weights, and metrics of the last trace."""
+    last = traces[-1]
+    rewards = {name: reward.value for name, reward in last.rewards.items() if reward is not None}
+    metrics = {name: value for name, value in last.metrics.items() if value is not None}
+    return {name: float(value) for name, value in {**metrics, **rewards}.items()}
+
+
+@contextmanager
+def _in_environment(key: str) -> Iterator[str]:
+    """Give the name of an environment variable with ``key``, as long as the block lasts."""
+    name = f"ROLLART_API_KEY_{uuid.uuid4().hex}"
+    os.environ[name] = key
+    try:
+        yield name
+    finally:
+        del os.environ[name]
