@@ -135,18 +135,17 @@ def test_a_program_past_its_deadline_is_ended_and_its_worker_serves_on(trouble, 
     monkeypatch.setattr(agent_host, "END_S", 0.3)
 
     async def main():
-        limits = {"episode_s": 1.0}
-        async with agents(limits=limits, trouble=trouble, trouble_every=2) as (parts, pool, _):
+        async with agents(trouble=trouble, trouble_every=2) as (parts, pool, _):
+            hurried = replace(parts, limits=replace(parts.limits, episode_s=2.0))
             first = await run_agent_episode(ticket(), 0, parts)
             assert first.status == "finished"
-            began = time.perf_counter()
-            late = await run_agent_episode(ticket(), 0, parts)  # the same object's second
+            late = await run_agent_episode(ticket(), 0, hurried)  # the same object's second
             assert (late.status, late.failure.kind) == ("failed", FailureKind.TIMEOUT)
             assert len(late.turns) == 1
-            assert time.perf_counter() - began < 5
+            assert late.wall_s < 20
             again = await run_agent_episode(ticket(), 0, parts)
             assert again.status == "finished"
-            return pool
+            assert pool.num_episodes == 0
 
     asyncio.run(main())
 
