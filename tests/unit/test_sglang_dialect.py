@@ -136,3 +136,9 @@ def test_each_server_of_a_run_has_gpus_of_its_own_and_listens_on_this_machine_on
 def test_a_python_without_sglang_is_told_how_to_name_one_that_has_it():
     with pytest.raises(ConfigError, match=r"engine\.command"):
         launch_argv(SGLangConfig(), port=7, index=0, on_cpu=True, model={})
+
+
+@pytest.mark.parametrize("given", [{}, {"url": "http://a:1"}, {"weight_road": "disk"}])
+def test_options_with_every_default_filled_in_are_the_same_options(given):
+    config = SGLangConfig.model_validate(given)
+    assert SGLangConfig.model_validate(config.model_dump()) == config

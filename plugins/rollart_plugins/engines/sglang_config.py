@@ -73,9 +73,10 @@ class SGLangConfig(BaseModel):
 
     @model_validator(mode="after")
     def _all_has_effect(self) -> Self:
-        for idle in self._idle():
-            if idle[0] in self.model_fields_set:
-                raise ValueError(f"{idle[0]} has no effect with {idle[1]}; remove it")
+        fields = type(self).model_fields  # a resolved run gives every key, most as they were
+        for key, why in self._idle():
+            if getattr(self, key) != fields[key].get_default(call_default_factory=True):
+                raise ValueError(f"{key} has no effect with {why}; remove it")
         return self
 
     def _idle(self) -> list[tuple[str, str]]:
