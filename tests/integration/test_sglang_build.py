@@ -1,0 +1,55 @@
+"""The SGLang engine of a resolved run, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollart_core.config_load import load_config
+from rollart_core.errors import ConfigError, EngineDied
+from rollart_core.resolve import resolve_run
+
+SETTINGS = {"device": "cpu", "engine_index": 0, "max_context_tokens": 64}
+
+
+def engine_of(tmp_path, options: dict[str, object], **settings: object):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "name: t\nmode: sync\nmodel: {kind: new}\nenv: {id: toy/FrozenLake-v1}\nalgorithm: grpo\n"
+        f"engine: { ({'id': 'sglang'} | options)!r}\nstop: {{batches: 1}}\n"
+    )
+    engine = resolve_run(load_config(path)).engine
+    return engine.build(model_path=str(tmp_path / "model"), **{**SETTINGS, **settings})
+
+
+def test_the_options_of_a_resolved_run_build_the_engine(tmp_path):
+    for options in ({}, {"url": ["http://127.0.0.1:9"]}, {"weight_road": "disk"}):
+        assert engine_of(tmp_path, options).health == "up"
+    with pytest.raises(ConfigError, match="this is engine 2"):
+        engine_of(tmp_path, {"url": ["http://127.0.0.1:9"]}, engine_index=1)
+    with pytest.raises(ConfigError, match="deterministic"):
+        engine_of(tmp_path, {}, deterministic=True)
+
+
+def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(tmp_path):
+    from rollart_core.config import NewModel
+    from rollart_core.models.new import new_model
+
+    new_model(str(tmp_path / "model"), NewModel(kind="new", num_layers=1, width=32), ["abc"] * 9, 0)
+
+    async def start(error: type[Exception], match: str, **options: object) -> None:
+        engine = engine_of(tmp_path, options)
+        with pytest.raises(error, match=match):
+            await engine.start()
+        await engine.close()
+
+    async def main() -> None:
+        await start(EngineDied, r"ended over its start \(exit code 1\)", command=["false"])
+        await start(ConfigError, "'/no/such' cannot be started", command=["/no/such"])
+        nobody = {"url": ["http://127.0.0.1:9"], "start_s": 0.1}
+        await start(ConfigError, "no SGLang server answers at http://127.0.0.1:9", **nobody)
+        keyed = {"url": ["http://127.0.0.1:9"], "api_key_variable": "NO_SUCH_VARIABLE"}
+        await start(ConfigError, "NO_SUCH_VARIABLE is not set", **keyed)
+
+    asyncio.run(main())
