@@ -16,11 +16,16 @@ from safetensors.torch import load_file
 
 from rollart_core import registry
 from rollart_core.config import NewModel
+from rollart_core.config_load import load_mapping
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
 from rollart_core.testing.envs import FakeEnv
 from rollart_plugins.engines.embedded import EmbeddedEngine
 from rollart_plugins.engines.vllm import VllmEngine
@@ -270,3 +275,42 @@ def test_nobody_there_is_waited_for_and_then_a_mistake(model: str) -> None:
     absent.url = "http://127.0.0.1:9/v1"
     with pytest.raises(ConfigError, match="no server answers"):
         asyncio.run(engine(absent, model, None).start())
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_on_what_the_server_samples(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    mapping = {
+        "name": "vllm",
+        "max_staleness": 1,
+        "model": model,
+        "engine": {"id": "vllm", "base_url": server.url},
+        "env": {"id": "rollart_core.testing:AsyncFakeEnv", "turns": 2},
+        "reward": "test_run:LetterReward",
+        "trackers": [],
+        "rollout": {
+            "groups_per_batch": 2,
+            "group_size": 4,
+            "max_turns": 2,
+            "max_new_tokens": 8,
+            "max_context_tokens": 128,
+        },
+        "trainer": {"lr": 1e-2},
+        "evaluation": {"tasks": 2, "greedy": False},
+        "stop": {"batches": 3},
+        "runs_dir": str(tmp_path),
+    }
+    report = launch(resolve_run(load_mapping(mapping, Path("vllm.yaml"))))
+    assert report.ok, report.stop_reason
+    run_dir = Path(report.run_dir)
+    checked = audit(run_dir)
+    assert checked.ok, checked.violations
+    versions = {
+        int(version)
+        for trajectory in read_trajectories(run_dir)
+        for sample in trajectory.samples
+        for version in sample.policy_versions[sample.loss_mask]
+    }
+    assert {0, 1} <= versions
+    assert server.num_resets >= 3
