@@ -67,6 +67,13 @@ async def agents(engine=None, *, score=env_return, limits=None, **options):
         await gateway.close()
 
 
+async def no_thread_is_left():
+    deadline = time.monotonic() + 10
+    while any(thread.name == "agent" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "a program's thread is left"
+        await asyncio.sleep(0.01)
+
+
 def play(engine=None, **options):
     async def main():
         async with agents(engine, **options) as (parts, pool, used):
@@ -96,10 +103,7 @@ def test_many_programs_run_at_once_each_with_its_own_endpoint():
                 *(run_agent_episode(ticket(i), 0, parts) for i in range(24))
             )
             assert pool.num_episodes == 0
-        deadline = time.monotonic() + 5
-        while any(thread.name == "agent" for thread in threading.enumerate()):
-            assert time.monotonic() < deadline, "a program's thread is left"
-            await asyncio.sleep(0.01)
+        await no_thread_is_left()
         return found, engine
 
     found, engine = asyncio.run(main())
@@ -146,6 +150,7 @@ def test_a_program_past_its_deadline_is_ended_and_its_worker_serves_on(trouble, 
             again = await run_agent_episode(ticket(), 0, parts)
             assert again.status == "finished"
             assert pool.num_episodes == 0
+        await no_thread_is_left()
 
     asyncio.run(main())
 
@@ -169,10 +174,11 @@ def test_a_task_may_say_itself_that_it_was_cut_short():
     assert (trajectory.status, trajectory.reward) == ("truncated", 1.0)
 
 
-def test_an_engine_that_fails_is_its_failure_whatever_the_program_made_of_it():
+@pytest.mark.parametrize("trouble", [None, "shrug"])
+def test_an_engine_that_fails_is_its_failure_whatever_the_program_made_of_it(trouble):
     engine = Parrot(tokenizer_with("ours"))
     engine.error_from = 1
-    trajectory, _, _ = play(engine)
+    trajectory, _, _ = play(engine, trouble=trouble)
     assert trajectory.status == "failed"
     assert trajectory.failure.kind == FailureKind.INFERENCE
     assert "the engine is gone" in trajectory.failure.message
