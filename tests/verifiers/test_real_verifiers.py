@@ -24,6 +24,12 @@ ID = "verifiers::vf-sums"
 OPTIONS: dict[str, Any] = {"path": str(Path(__file__).parent), "reward_range": [0.0, 1.0]}
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tool servers that verifiers starts find the taskset, as if it were installed."""
+    monkeypatch.setenv("PYTHONPATH", OPTIONS["path"], prepend=os.pathsep)
+
+
 def played(
     answer: Answer, max_requests: int | None = None, **options: Any
 ) -> tuple[AgentResult, ScriptedEndpoint]:

@@ -42,3 +42,7 @@ class SumsTaskset(vf.Taskset[SumTask, SumsConfig]):
     @classmethod
     def toolsets(cls, config):
         return [Adding(vf.ToolsetConfig())] if config.tools else []
+
+
+if __name__ == "__main__":
+    Adding.run()  # verifiers starts tool servers as `python -m vf_sums`
