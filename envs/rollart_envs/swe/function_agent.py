@@ -87,8 +87,11 @@ class FunctionRepairAgent(BoxAgent):
         await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the hidden test and the solution."""
-        return self.task.secrets()
+        """Return the hidden test, and what the solution has that the file has not."""
+        seen = {line.strip() for line in self.task.buggy_code.splitlines()}
+        lines = self.task.canonical_solution.splitlines()
+        mended = "\n".join(line.strip() for line in lines if line.strip() not in seen)
+        return tuple(text for text in (self.task.test.strip(), mended) if text)
 
     def corpus(self) -> Iterator[str]:
         """Yield what is asked and answered in the tasks of ``train``."""
