@@ -18,7 +18,12 @@ from rollart_core.errors import ConfigError, EnvironmentFailure, PluginError, Un
 from rollart_core.testing import ScriptedEndpoint, assert_checks, check_agent
 from rollart_core.testing.endpoint import Answer, call_tool
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.adapters,
+    pytest.mark.timeout(300),
+    # verifiers' own, of tenacity, when it connects to a tool server
+    pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated:DeprecationWarning"),
+]
 
 ID = "verifiers::vf-sums"
 OPTIONS: dict[str, Any] = {"path": str(Path(__file__).parent), "reward_range": [0.0, 1.0]}
