@@ -171,6 +171,7 @@ class RemoteEngine(InferenceEngine):
         """End a process that says itself that what answers in it (a server, say) is gone."""
         if part is self._part and self.health == "up":
             self._why = first_line(str(error))
+            self._turn("down")  # at once: what it was asked is asked elsewhere, or waits
             part.kill()
 
     def _ready(self) -> Part:

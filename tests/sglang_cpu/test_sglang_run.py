@@ -111,7 +111,7 @@ def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_s
     with JournalReader(run_dir) as journal:
         events = [e for e in journal.events() if e.kind in ("part_died", "part_back")]
     assert [e.kind for e in events] == ["part_died", "part_back"]
-    assert "SGLang server ended (signal SIGKILL)" in events[0].payload["why"]
+    assert "SGLang server" in events[0].payload["why"]
     assert events[1].payload["policy_version"] >= 3
 
     for trajectory in read_trajectories(run_dir):  # every sampled token is of some version
