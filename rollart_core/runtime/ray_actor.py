@@ -1,6 +1,7 @@
 """What runs inside a Ray actor: one part, and the calls on it.
 
-Takes: pickled calls. Gives: pickled answers. Never: imports ray (the driver makes an actor of the
+Takes: pickled calls, several at once. Gives: pickled answers, likewise: a call of Ray's costs more
+than most of ours. Never: imports ray (the driver makes an actor of the
 class), or gets an object of the driver; plugins are resolved here, from this node's entry points.
 """
 
@@ -41,31 +42,49 @@ class PartActor:
         if settings.log_path is not None:
             _log_to(Path(settings.log_path))
         self._host = PartHost()
+        self._running: set[asyncio.Task[None]] = set()
+        self._answers: list[bytes] = []
+        self._answered = asyncio.Event()
 
     async def hello(self) -> int:
         """Return this process's id."""
         return os.getpid()
 
-    async def call(self, frame: bytes) -> bytes:
-        """Run a call and return its answer; what it raises is part of that."""
-        call: Call = pickle.loads(frame)
-        try:
-            answer = Answer(call.call_id, await self._host.run(call.name, call.args, call.kwargs))
-        except Exception as e:
-            answer = Answer(call.call_id, error=portable(e))
-        try:
-            return pickle.dumps(answer, protocol=5)
-        except Exception as e:
-            error = RollartError(f"unsendable answer: {e}")
-            return pickle.dumps(Answer(call.call_id, error=error), protocol=5)
+    async def take(self, frames: Sequence[tuple[int, bytes]]) -> None:
+        """Begin calls, each with its id; :meth:`answers` gives what comes of them."""
+        for call_id, frame in frames:
+            task = asyncio.create_task(self._run(call_id, frame))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
-    async def live(self) -> None:
-        """Answer never: who waits for this hears of the end of the actor."""
-        await asyncio.Event().wait()
+    async def answers(self) -> list[bytes]:
+        """Return what is answered since last asked, once there is something.
+
+        Who waits for this hears of the end of the actor, too.
+        """
+        await self._answered.wait()
+        self._answered.clear()
+        found, self._answers = self._answers, []
+        return found
 
     async def leave(self) -> None:
         """Close what this process has open; it can be killed then."""
         await asyncio.get_running_loop().run_in_executor(None, leave)
+
+    async def _run(self, call_id: int, frame: bytes) -> None:
+        """Run a call; what it raises is its answer."""
+        try:
+            call: Call = pickle.loads(frame)
+            answer = Answer(call_id, await self._host.run(call.name, call.args, call.kwargs))
+        except Exception as e:
+            answer = Answer(call_id, error=portable(e))
+        try:
+            answered = pickle.dumps(answer, protocol=5)
+        except Exception as e:
+            error = RollartError(f"unsendable answer: {e}")
+            answered = pickle.dumps(Answer(call_id, error=error), protocol=5)
+        self._answers.append(answered)
+        self._answered.set()
 
 
 def _log_to(path: Path) -> None:

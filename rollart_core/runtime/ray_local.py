@@ -21,6 +21,7 @@ OBJECT_STORE_BYTES = 256 << 20
 """Batches pass through it, and nothing that is larger: weights have channels of their own."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """As on macOS and Windows: Ray uses the loopback address, and does not replace it by another."""
+_NICENESS = "RAY_worker_niceness"
 HEALTH_LOOKS = 3
 """So many looks a node may miss before it is dead."""
 
@@ -48,6 +49,8 @@ class LocalFolder:
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             **LOOPBACK,
             "RAY_USAGE_STATS_ENABLED": "0",
+            # By default actors give way to all else; ours are the work that the run waits for.
+            _NICENESS: os.environ.get(_NICENESS, "0"),
         }
 
     def remove(self) -> None:

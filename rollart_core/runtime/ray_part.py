@@ -1,8 +1,8 @@
 """A part in an actor of a Ray cluster: started, called, watched and ended.
 
 Takes: a seat on the cluster, and how its process is set up. Gives: the shape of
-:class:`rollart_core.runtime.part.Part`. Never: leaves the actor behind, or lets a caller wait for
-one that is gone.
+:class:`rollart_core.runtime.part.Part`; calls made at once travel together, and so do answers.
+Never: leaves the actor behind, or lets a caller wait for one that is gone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class RayPart:
         self._watching: asyncio.Task[None] | None = None
         self._gone: str | None = None
         self._closing = False
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._direct: set[asyncio.Task[Any]] = set()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._outbox: list[tuple[int, bytes]] = []
+        self._sending: set[asyncio.Task[None]] = set()
         self._ids = itertools.count()
 
     @property
@@ -111,11 +114,15 @@ class RayPart:
         """
         if not self.alive:
             raise PartDied(self._obituary())
-        frame = pickle.dumps(Call(next(self._ids), method, args, kwargs), protocol=5)
-        answer: Answer = pickle.loads(await self._answer(self._actor.call.remote(frame)))
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        call_id = next(self._ids)
+        frame = pickle.dumps(Call(call_id, method, args, kwargs), protocol=5)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._send(call_id, frame)
+        try:
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
 
     def kill(self) -> None:
         """End the actor now, as if it had died."""
@@ -142,8 +149,11 @@ class RayPart:
             return
         self._gone = why
         self.kill()  # one that only cannot be reached must not go on
-        for call in self._calls:
-            call.cancel()
+        for task in (*self._direct, *self._sending):
+            task.cancel()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(PartDied(self._obituary()))
         if not self._closing and self.on_death is not None:
             self.on_death(self)
 
@@ -154,11 +164,11 @@ class RayPart:
             PartDied: When it is gone.
         """
         call = asyncio.ensure_future(self._cluster.answer(ref))
-        self._calls.add(call)
+        self._direct.add(call)
         try:
             await asyncio.wait([call])
         finally:
-            self._calls.discard(call)
+            self._direct.discard(call)
             call.cancel()
         if call.cancelled():
             raise PartDied(self._obituary())
@@ -168,9 +178,32 @@ class RayPart:
             raise PartDied(self._obituary())
         return call.result()
 
+    def _send(self, call_id: int, frame: bytes) -> None:
+        """Send a call together with all that are made in the same turn of the loop."""
+        if not self._outbox:
+            task = asyncio.create_task(self._flush())
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        self._outbox.append((call_id, frame))
+
+    async def _flush(self) -> None:
+        frames, self._outbox = self._outbox, []
+        with contextlib.suppress(PartDied):  # each of the calls hears of it
+            await self._answer(self._actor.take.remote(frames))
+
     async def _watch(self) -> None:
+        """Hand out answers until the actor is gone."""
         with contextlib.suppress(PartDied):
-            await self._answer(self._actor.live.remote())
+            while True:
+                for frame in await self._answer(self._actor.answers.remote()):
+                    answer: Answer = pickle.loads(frame)
+                    future = self._calls.get(answer.call_id)
+                    if future is None or future.done():
+                        continue  # its caller has given up
+                    if answer.error is not None:
+                        future.set_exception(answer.error)
+                    else:
+                        future.set_result(answer.value)
 
     def _obituary(self) -> str:
         log = self._settings.log_path

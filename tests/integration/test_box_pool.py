@@ -386,8 +386,9 @@ def test_nothing_is_left_when_an_owner_ends(wall, then) -> None:
 
 
 def test_a_fork_does_not_hold_the_boxes_of_its_parent(bubblewrap) -> None:
-    then = "pid = os.fork()\nif not pid:\n    time.sleep(1000)\nprint(pid, flush=True)\n"
-    with owner(bubblewrap, {}, then=then + "time.sleep(1000)") as (process, _):
+    # The child says who it is: only then has it let go of what it inherited.
+    then = "if not os.fork():\n    print(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+    with owner(bubblewrap, {}, then=then) as (process, _):
         assert process.stdout is not None
         forked = int(process.stdout.readline())
         try:

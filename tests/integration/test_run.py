@@ -135,7 +135,7 @@ def test_deterministic_runs_repeat_under_random_delays_and_failures(tmp_path):
 @pytest.mark.parametrize(
     ("trouble", "kind"),
     [
-        ({"trouble": "raise", "at": 1}, "environment"),
+        pytest.param({"trouble": "raise", "at": 1}, "environment", marks=pytest.mark.slow),
         pytest.param({"trouble": "nan", "at": 1}, "environment", marks=pytest.mark.slow),
         pytest.param({"trouble": "raise", "at": "reset"}, "environment", marks=pytest.mark.slow),
         ({"trouble": "hang", "at": 1}, "timeout"),
@@ -158,6 +158,7 @@ def test_a_run_goes_on_where_an_environment_does_wrong(tmp_path, trouble, kind):
     assert all(t.reward is None for t in failed)
 
 
+@pytest.mark.slow
 def test_a_run_that_only_fails_stops_and_says_why(tmp_path):
     report = run(
         tmp_path,
@@ -169,6 +170,7 @@ def test_a_run_that_only_fails_stops_and_says_why(tmp_path):
     assert "RuntimeError: trouble on demand" in report.stop_reason
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_text_ends_one_episode_and_no_more(tmp_path):
     report = run(tmp_path, env={"trouble": "huge", "at": 0, "trouble_every": 3})
     assert report.ok

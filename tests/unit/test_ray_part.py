@@ -1,0 +1,169 @@
+"""Calls on a part in a Ray actor: they travel together, and each has its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from rollart_core.errors import PartDied
+from rollart_core.runtime.ray_actor import ActorSettings, PartActor
+from rollart_core.runtime.ray_part import Berth, RayPart
+
+
+class _Method:
+    def __init__(self, method: Any, sent: list[Any]) -> None:
+        self._method, self._sent = method, sent
+
+    def remote(self, *args: Any) -> Any:
+        self._sent.append((self._method.__name__, *args))
+        return self._method(*args)
+
+
+class _Handle:
+    """An actor in this process, called as Ray's are."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self._actor = PartActor(ActorSettings())
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(getattr(self._actor, name), self.sent)
+
+
+class _Cluster:
+    patience_s = 5.0
+
+    def __init__(self) -> None:
+        self.handle = _Handle()
+        self.died = asyncio.Event()
+
+    def new_actor(self, *_: Any) -> _Handle:
+        return self.handle
+
+    def kill(self, _: Any) -> None:
+        self.died.set()
+
+    async def answer(self, ref: Any) -> Any:
+        answer, died = asyncio.ensure_future(ref), asyncio.ensure_future(self.died.wait())
+        try:
+            await asyncio.wait([answer, died], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise PartDied("its node is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
+            died.cancel()
+
+
+class Unreadable:
+    """What cannot be read where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("not to be read here")
+
+
+class Echo:
+    """A part."""
+
+    async def say(self, text: object) -> object:
+        return text
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    async def refuse(self) -> None:
+        raise ValueError("no")
+
+    async def unsendable(self) -> object:
+        return lambda: None
+
+
+async def _started() -> tuple[RayPart, _Cluster]:
+    cluster: Any = _Cluster()
+
+    async def berth() -> Berth:
+        return Berth(None, None, 0)  # type: ignore[arg-type]
+
+    part = RayPart("engine 0", cluster, berth, ActorSettings())
+    await part.start(f"{__name__}:Echo")
+    assert part.pid == os.getpid()
+    cluster.handle.sent.clear()
+    return part, cluster
+
+
+def taken(cluster: _Cluster) -> list[int]:
+    return [len(what[1]) for what in cluster.handle.sent if what[0] == "take"]
+
+
+def test_calls_made_at_once_travel_together_and_so_do_answers():
+    async def main() -> None:
+        part, cluster = await _started()
+        assert await asyncio.gather(*(part.call("say", i) for i in range(9))) == list(range(9))
+        assert taken(cluster) == [9]
+        assert sum(what[0] == "answers" for what in cluster.handle.sent) < 9
+        assert await part.call("say", "later") == "later"
+        assert taken(cluster) == [9, 1]
+        await part.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_wrong_with_one_call_is_no_matter_of_the_others():
+    async def main() -> None:
+        part, _ = await _started()
+        calls = [
+            part.call("say", 1),
+            part.call("say", Unreadable()),
+            part.call("refuse"),
+            part.call("unsendable"),
+            part.call("say", 2),
+        ]
+        one, unreadable, refused, unsendable, two = await asyncio.gather(
+            *calls, return_exceptions=True
+        )
+        assert (one, two) == (1, 2)
+        assert "not to be read here" in str(unreadable)
+        assert isinstance(refused, ValueError)
+        assert "unsendable answer" in str(unsendable)
+        assert part.alive
+        await part.close()
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_gives_up_leaves_the_others_their_answers():
+    async def main() -> None:
+        part, _ = await _started()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await part.call("wait")
+        assert await part.call("say", "still here") == "still here"
+        await part.close()
+
+    asyncio.run(main())
+
+
+def test_all_callers_hear_of_the_end():
+    async def main() -> None:
+        part, cluster = await _started()
+        dead: list[object] = []
+        part.on_death = dead.append
+        calls = [asyncio.ensure_future(part.call("wait")) for _ in range(3)]
+        await asyncio.sleep(0)
+        cluster.died.set()
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(answer, PartDied)
+            assert "its node is gone" in str(answer)
+        assert dead == [part]
+        with pytest.raises(PartDied, match="its node is gone"):
+            await part.call("say", 1)
+        await part.close()
+
+    asyncio.run(main())
