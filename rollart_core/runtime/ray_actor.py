@@ -1,8 +1,8 @@
 """What runs inside a Ray actor: one part, and the calls on it.
 
 Takes: pickled calls, several at once. Gives: pickled answers, likewise: a call of Ray's costs more
-than most of ours. Never: imports ray (the driver makes an actor of the
-class), or gets an object of the driver; plugins are resolved here, from this node's entry points.
+than most of ours. Never: imports ray (the driver makes an actor of the class), or gets an object of
+the driver; plugins are resolved here, from this node's entry points.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PartActor:
             _log_to(Path(settings.log_path))
         self._host = PartHost()
         self._running: set[asyncio.Task[None]] = set()
-        self._answers: list[bytes] = []
+        self._answers: list[tuple[int, bytes]] = []
         self._answered = asyncio.Event()
 
     async def hello(self) -> int:
@@ -57,8 +57,8 @@ class PartActor:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def answers(self) -> list[bytes]:
-        """Return what is answered since last asked, once there is something.
+    async def answers(self) -> list[tuple[int, bytes]]:
+        """Return what is answered since last asked, each with its call's id, once there is any.
 
         Who waits for this hears of the end of the actor, too.
         """
@@ -83,7 +83,7 @@ class PartActor:
         except Exception as e:
             error = RollartError(f"unsendable answer: {e}")
             answered = pickle.dumps(Answer(call_id, error=error), protocol=5)
-        self._answers.append(answered)
+        self._answers.append((call_id, answered))
         self._answered.set()
 
 

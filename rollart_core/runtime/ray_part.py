@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollart_core.errors import PartDied
+from rollart_core.errors import PartDied, RollartError, first_line
 from rollart_core.runtime.frames import Answer, Call
 from rollart_core.runtime.ray_actor import ActorSettings
 from rollart_core.runtime.ray_cluster import RayCluster
@@ -98,7 +98,7 @@ class RayPart:
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.name}")
         try:
             async with asyncio.timeout(self._cluster.patience_s):
-                self.pid = await self._answer(self._actor.hello.remote())
+                self.pid = await self._ask(self._actor.hello)
         except TimeoutError:
             self.lose(f"no process within {self._cluster.patience_s:g} s: its node may be gone")
             raise PartDied(self._obituary()) from None
@@ -135,7 +135,7 @@ class RayPart:
         if self.alive:
             with contextlib.suppress(PartDied, TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    await self._answer(self._actor.leave.remote())
+                    await self._ask(self._actor.leave)
             self.kill()
         if self._watching is not None:
             await asyncio.wait([self._watching], timeout=max(grace_s, 1.0))
@@ -189,23 +189,44 @@ class RayPart:
     async def _flush(self) -> None:
         frames, self._outbox = self._outbox, []
         with contextlib.suppress(PartDied):  # each of the calls hears of it
-            await self._answer(self._actor.take.remote(frames))
+            await self._ask(self._actor.take, frames)
+
+    async def _ask(self, method: Any, *args: Any) -> Any:
+        """Call the actor itself.
+
+        Raises:
+            PartDied: When it is gone, or Ray is from this process.
+        """
+        try:
+            ref = method.remote(*args)
+        except Exception as e:
+            self.lose(first_line(str(e)) or type(e).__name__)
+            raise PartDied(self._obituary()) from None
+        return await self._answer(ref)
 
     async def _watch(self) -> None:
         """Hand out answers until the actor is gone."""
         with contextlib.suppress(PartDied):
             while True:
-                for frame in await self._answer(self._actor.answers.remote()):
-                    answer: Answer = pickle.loads(frame)
-                    future = self._calls.get(answer.call_id)
-                    if future is None or future.done():
-                        continue  # its caller has given up
-                    if answer.error is not None:
-                        future.set_exception(answer.error)
-                    else:
-                        future.set_result(answer.value)
+                for call_id, frame in await self._ask(self._actor.answers):
+                    future = self._calls.get(call_id)
+                    if future is not None and not future.done():  # else its caller has given up
+                        _settle(future, frame)
 
     def _obituary(self) -> str:
         log = self._settings.log_path
         where = f"; see {log}" if log and os.path.exists(log) else ""
         return f"the {self.name} actor is gone ({self._gone or 'not started'}){where}"
+
+
+def _settle(future: asyncio.Future[Any], frame: bytes) -> None:
+    """Give a caller its answer; one that cannot be read is an error of that call alone."""
+    try:
+        answer: Answer = pickle.loads(frame)
+    except Exception as e:
+        future.set_exception(RollartError(f"unreadable answer: {e}"))
+        return
+    if answer.error is not None:
+        future.set_exception(answer.error)
+    else:
+        future.set_result(answer.value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 
 import pytest
 from gymnasium.error import ResetNeeded
+from webshop_expert import SMALL, buy_like_an_expert
 
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.config import WebShopConfig
@@ -16,25 +16,6 @@ from rollart_envs.webshop.nouns import RuleNouns, make_nouns
 from rollart_envs.webshop.reward import judge
 from rollart_envs.webshop.session import parse_action
 from rollart_envs.webshop.words import ATTRIBUTES, BRANDS, FINISHES, HOWS, KINDS
-
-SMALL = {
-    "observation_mode": "terse",
-    "page_handles": True,
-    "results_per_page": 3,
-    "instruction": "first_page",
-}
-
-
-def buy_like_an_expert(env: WebShopEnv, max_turns: int = 15) -> tuple[float, int, dict]:
-    for turn in itertools.count(1):
-        _, reward, terminated, truncated, info = env.step(env.oracle())
-        assert not truncated
-        assert not info["invalid_action"]
-        if terminated:
-            return reward, turn, info
-        assert reward == 0
-        assert turn < max_turns
-    raise AssertionError
 
 
 def test_a_small_episode_reads_as_documented():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
+from webshop_expert import SMALL, buy_like_an_expert
 
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.generate import generate
@@ -13,25 +13,6 @@ from rollart_envs.webshop.goals import synthetic_goals
 from rollart_envs.webshop.nouns import RuleNouns
 from rollart_envs.webshop.products import load_products
 from rollart_envs.webshop.reward import judge
-
-SMALL = {
-    "observation_mode": "terse",
-    "page_handles": True,
-    "results_per_page": 3,
-    "instruction": "first_page",
-}
-
-
-def buy_like_an_expert(env: WebShopEnv, max_turns: int = 15) -> tuple[float, int, dict]:
-    for turn in itertools.count(1):
-        _, reward, terminated, truncated, info = env.step(env.oracle())
-        assert not truncated
-        assert not info["invalid_action"]
-        if terminated:
-            return reward, turn, info
-        assert reward == 0
-        assert turn < max_turns
-    raise AssertionError
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3])

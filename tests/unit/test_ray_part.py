@@ -14,11 +14,13 @@ from rollart_core.runtime.ray_part import Berth, RayPart
 
 
 class _Method:
-    def __init__(self, method: Any, sent: list[Any]) -> None:
-        self._method, self._sent = method, sent
+    def __init__(self, handle: _Handle, method: Any) -> None:
+        self._handle, self._method = handle, method
 
     def remote(self, *args: Any) -> Any:
-        self._sent.append((self._method.__name__, *args))
+        if self._handle.is_gone:
+            raise RuntimeError("Ray was shut down")
+        self._handle.sent.append((self._method.__name__, *args))
         return self._method(*args)
 
 
@@ -27,10 +29,11 @@ class _Handle:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.is_gone = False
         self._actor = PartActor(ActorSettings())
 
     def __getattr__(self, name: str) -> _Method:
-        return _Method(getattr(self._actor, name), self.sent)
+        return _Method(self, getattr(self._actor, name))
 
 
 class _Cluster:
@@ -81,6 +84,9 @@ class Echo:
     async def refuse(self) -> None:
         raise ValueError("no")
 
+    async def unreadable(self) -> object:
+        return Unreadable()
+
     async def unsendable(self) -> object:
         return lambda: None
 
@@ -123,15 +129,17 @@ def test_what_is_wrong_with_one_call_is_no_matter_of_the_others():
             part.call("say", Unreadable()),
             part.call("refuse"),
             part.call("unsendable"),
+            part.call("unreadable"),
             part.call("say", 2),
         ]
-        one, unreadable, refused, unsendable, two = await asyncio.gather(
+        one, unreadable, refused, unsendable, answer, two = await asyncio.gather(
             *calls, return_exceptions=True
         )
         assert (one, two) == (1, 2)
         assert "not to be read here" in str(unreadable)
         assert isinstance(refused, ValueError)
         assert "unsendable answer" in str(unsendable)
+        assert "unreadable answer: not to be read here" in str(answer)
         assert part.alive
         await part.close()
 
@@ -145,6 +153,20 @@ def test_a_caller_that_gives_up_leaves_the_others_their_answers():
             async with asyncio.timeout(0.01):
                 await part.call("wait")
         assert await part.call("say", "still here") == "still here"
+        await part.close()
+
+    asyncio.run(main())
+
+
+def test_all_callers_hear_when_ray_is_gone_from_this_process():
+    async def main() -> None:
+        part, cluster = await _started()
+        waiting = asyncio.ensure_future(part.call("wait"))
+        await asyncio.sleep(0)
+        cluster.handle.is_gone = True
+        for call in (part.call("say", 1), waiting):
+            with pytest.raises(PartDied, match="Ray was shut down"):
+                await call
         await part.close()
 
     asyncio.run(main())
