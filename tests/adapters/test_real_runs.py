@@ -17,6 +17,7 @@ from adapters.openenv_process import ServerProcess
 
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 
@@ -32,18 +33,20 @@ ROWS = [
     for i in range(8)
 ]
 TASKS = {"tasks": {"train": ROWS, "test": ROWS[:4]}}
-CASES: dict[str, dict[str, Any]] = {
-    "gymnasium::CliffWalking-v1": {"reward": "relative"},
-    "gymnasium::FrozenLake-v1": {"make": {"is_slippery": False}},
-    "reasoning-gym::leg_counting": {},
-    "reasoning-gym::basic_arithmetic": {"extract": "text"},
-    "gem::game:GuessTheNumber-v0-easy": {},
-    "gem::rg:leg_counting": {"prompt": "{observation} Put your answer into \\boxed{}."},
-    "skyrl-gym::gsm8k": TASKS,
-    "skyrl-gym::aime": TASKS,
-    "textarena::GuessTheNumber-v0": {},
-    "textarena::FrozenLake-v0-random": {},
+CASES: dict[str, list[dict[str, Any]]] = {
+    "gymnasium": [
+        {"id": "CliffWalking-v1", "reward": "relative"},
+        {"id": "FrozenLake-v1", "make": {"is_slippery": False}},
+    ],
+    "reasoning-gym": [{"id": "leg_counting"}, {"id": "basic_arithmetic", "extract": "text"}],
+    "gem": [
+        {"id": "game:GuessTheNumber-v0-easy"},
+        {"id": "rg:leg_counting", "prompt": "{observation} Put your answer into \\boxed{}."},
+    ],
+    "skyrl-gym": [{"id": "gsm8k", **TASKS}, {"id": "aime", **TASKS}],
+    "textarena": [{"id": "GuessTheNumber-v0"}, {"id": "FrozenLake-v0-random"}],
 }
+"""Adapter -> environments that are trained in one run."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def python() -> str:
     return found
 
 
-def config(folder: Path, env: dict[str, Any]) -> Path:
+def config(folder: Path, env: dict[str, Any] | list[dict[str, Any]]) -> Path:
     path = folder / "run.yaml"
     content = {
         "name": "adapters",
@@ -82,17 +85,20 @@ def config(folder: Path, env: dict[str, Any]) -> Path:
     return path
 
 
-def trains(folder: Path, env: dict[str, Any]) -> None:
+def trains(folder: Path, env: dict[str, Any] | list[dict[str, Any]]) -> Path:
     report = launch(resolve_run(load_config(config(folder, env))))
     assert report.train_steps >= 2
     assert report.failures == {}
     assert audit(Path(report.run_dir)).ok
+    return Path(report.run_dir)
 
 
-@pytest.mark.parametrize("env_id", CASES)
-def test_a_foreign_environment_trains(tmp_path: Path, python: str, env_id: str) -> None:
-    adapter, _, foreign = env_id.partition("::")
-    trains(tmp_path, {"adapter": adapter, "id": foreign, "python": python, **CASES[env_id]})
+@pytest.mark.parametrize("adapter", CASES)
+def test_foreign_environments_train(tmp_path: Path, python: str, adapter: str) -> None:
+    envs = [{"adapter": adapter, "python": python, **env} for env in CASES[adapter]]
+    run_dir = trains(tmp_path, envs)
+    trained = {t.ticket.task.env_id for t in read_trajectories(run_dir) if t.num_loss_tokens}
+    assert trained == {f"{adapter}::{env['id']}" for env in CASES[adapter]}
 
 
 @pytest.mark.parametrize("name", ["echo", "guess"])

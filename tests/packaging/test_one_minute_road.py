@@ -70,11 +70,13 @@ def test_a_scaffold_installs_is_listed_and_passes_its_own_tests(command: str, sh
 
 @pytest.mark.parametrize("command", SCAFFOLDS)
 def test_a_scaffold_is_clean_for_ruff_and_mypy(
-    command: str, shell: Shell, fresh_to_train: Path
+    command: str, shell: Shell, fresh_to_train: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    name = f"acme-{command.replace(' --kind ', '-')}-".ljust(32, "w")  # the longest there may be: would a line overflow?
+    # the longest name there may be: would a line overflow?
+    name = f"acme-{command.replace(' --kind ', '-')}-".ljust(32, "w")
     shell(f"rollart {command} {name} --non-interactive")
-    mypy = f"mypy --python-executable {fresh_to_train}/bin/python"
+    cache = tmp_path_factory.getbasetemp() / "mypy"  # of what all of them import
+    mypy = f"mypy --python-executable {fresh_to_train}/bin/python --cache-dir {cache}"
     for tool in ("ruff check .", "ruff format --check .", mypy):
         shell(f"cd {name} && {sys.executable} -m {tool}")
 

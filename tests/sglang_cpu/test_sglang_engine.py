@@ -85,9 +85,9 @@ async def swapped_under(engine: SGLangEngine, num: int, versions: list[int]) -> 
     await engine.load_weights(versions[0])
     tasks = [asyncio.create_task(engine.generate(request(i, 150))) for i in range(num)]
     for version in versions[1:]:
-        before = engine._decode_tokens
-        await asyncio.sleep(0.4)
-        assert engine._decode_tokens == before, "the turns ended before the weights came"
+        while not (await engine.stats()).num_running:
+            assert engine._flights, "the turns ended before the weights came"
+        await asyncio.sleep(0.3)  # some tokens
         await engine.load_weights(version)
     return await asyncio.gather(*tasks)
 
@@ -103,7 +103,7 @@ def check_spans(results, versions: Versions, expected: list[int], kv: str) -> No
         assert [span.kv for span in result.spans] == ["fresh", *[kv] * (len(came) - 1)]
         assert versions.off(list(request(i).token_ids), result, 0.8) < EXACT
         crossed += len(came) > 1
-    assert crossed
+    assert crossed > 1
 
 
 @pytest.mark.parametrize("road", ["tensor", "disk", "distributed"])
@@ -117,7 +117,7 @@ def test_weights_come_by_each_road_and_every_token_is_of_the_version_its_span_sa
             more = {} if road == "disk" else {"bucket_bytes": 200_000}  # several buckets
             settings = {"channel": channel, "weight_road": road, **more}
             async with engine_at(url, model, **settings) as engine:
-                results = await swapped_under(engine, 3, [1, 2, 3])
+                results = await swapped_under(engine, 8, [1, 2, 3])  # some end soon
                 check_spans(results, versions, [1, 2, 3], "recomputed")
                 swap = await engine.load_weights(99)  # gone: the newest comes instead
                 assert swap.policy_version == 3
@@ -256,7 +256,7 @@ def test_a_launched_server_keeps_its_cache_over_a_swap_and_dies_loudly(model, tm
             )
             await engine.start()
             pid = engine._server.pid
-            results = await swapped_under(engine, 3, [1, 2, 3])
+            results = await swapped_under(engine, 8, [1, 2, 3])  # some end soon
             check_spans(results, versions, [1, 2, 3], "kept")
 
             waiting = asyncio.create_task(engine.generate(request(1, 400)))

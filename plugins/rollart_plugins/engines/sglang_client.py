@@ -6,6 +6,7 @@ Never: tries again; whoever calls knows whether that is safe.
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
@@ -67,9 +68,12 @@ class SGLangClient:
                 connector=aiohttp.TCPConnector(limit=0), headers=self._headers
             )
         limit = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONTROL_S)
+        # a file, which is sent piece by piece: weights are long
+        data = None if body is None else io.BytesIO(json.dumps(body).encode())
+        headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(
-                method, self.url + path, json=body, timeout=limit
+                method, self.url + path, data=data, headers=headers, timeout=limit
             ) as response:
                 text = await response.text()
                 status = response.status
