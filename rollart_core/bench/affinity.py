@@ -269,7 +269,7 @@ class _CountedRow(Conversation):
     def observe(self, observation: Observation) -> None:
         self._row += [TOKEN] * int(str(observation))
 
-    def record(self, result: GenerateResult) -> str:
+    def record(self, result: GenerateResult, *, turn: int | None = None) -> str:
         self._row += result.token_ids
         return ""
 
