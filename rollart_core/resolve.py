@@ -141,7 +141,7 @@ def resolve_run(
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
     envs = resolve_envs(config, find, reward)
-    problems += _remote_problems(config, engine, trains)
+    problems += _engine_problems(config, engine, trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
     if problems:
@@ -171,10 +171,10 @@ def _reaching(
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 
 
-def _remote_problems(
+def _engine_problems(
     config: RunConfig, engine: ResolvedPlugin[InferenceEngineSpec] | None, trains: bool
 ) -> Iterable[Problem]:
-    """Yield what a model without files here, or an engine with fixed weights, cannot do."""
+    """Yield what the engine cannot do, or the model has no files here for."""
     is_remote = isinstance(config.model, RemoteModel)
     if trains and is_remote:
         message = "remote: it has no weights here to train; score it with `rollart eval`"
@@ -185,6 +185,12 @@ def _remote_problems(
             "training; score with `rollart eval`, or train with another engine"
         )
         yield Problem(("engine",), message)
+    if engine and config.deterministic and not engine.spec.keeps_deterministic:
+        message = (
+            f"true: no seed decides what {engine.spec.id} samples; use engine: embedded, or "
+            "deterministic: false"
+        )
+        yield Problem(("deterministic",), message)
     if not trains and isinstance(config.model, NewModel):
         message = "new: it has learned nothing yet; name a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)

@@ -289,12 +289,12 @@ class Conversation:
         raise refusal
 
     def _forms(self, messages: list[Message]) -> list[list[Message]]:
-        """Return the messages with the newest action as text; then, if it has any, as calls."""
+        """Return the messages with the newest action as calls, if it has any; then as text."""
         if self._called is None or self._action_index is None:
             return [messages]
         called = list(messages)
         called[self._action_index] = self._called
-        return [messages, called]
+        return [called, messages]
 
     def _extend(self, messages: list[Message]) -> bool:
         """Extend the row; False when the template does not merely append."""

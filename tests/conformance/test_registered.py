@@ -103,6 +103,7 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
 
 
 NEEDS_A_SERVER = {
+    "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
     "rollart/OpenAI-v1": "it needs a running server: tests/integration/test_openai_engine.py",
     "rollart/VLLM-v1": "it needs a running server: tests/integration/test_vllm_engine.py",
 }

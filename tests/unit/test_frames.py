@@ -22,9 +22,12 @@ REQUEST = GenerateRequest(
     stop_token_ids=(7,),
     sampling_key=11,
     env_id="toy/Env-v1",
+    messages=({"role": "user", "content": "?"},),
+    tools=({"type": "function", "function": {"name": "sum"}},),
 )
-RESULT = GenerateResult([5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2)
-OBSERVED = Observed("a page", 0.5, True, True, True, {"price": 1.0}, True, 3)
+RESULT = GenerateResult([5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2, "hi")
+TOOLS = ({"type": "function", "function": {"name": "add"}},)
+OBSERVED = Observed("a page", 0.5, True, True, True, {"price": 1.0}, True, 3, TOOLS)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,12 @@ def modules_with_all() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_all())
 def test_all_equals_the_public_names(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if str(e.name).startswith("rollart"):
+            raise
+        pytest.skip(f"{e.name} is not installed here")
     listed = list(module.__all__)
     assert len(listed) == len(set(listed))
     assert [n for n in listed if not hasattr(module, n)] == []

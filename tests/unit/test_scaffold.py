@@ -137,12 +137,8 @@ def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
         render.render(name, WORDING, tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("agent", "come with the gateway"), ("stop", "not one of step, agent. Did you mean 'step'?")],
-)
-def test_other_kinds_of_environments_are_refused(kind: str, reason: str, tmp_path: Path) -> None:
-    done = scaffold("new-env", "acme-maze", "--kind", kind, "--output", str(tmp_path))
+def test_other_kinds_of_environments_are_refused(tmp_path: Path) -> None:
+    done = scaffold("new-env", "acme-maze", "--kind", "stop", "--output", str(tmp_path))
     assert done.code == 1
-    assert reason in done.error
+    assert "not one of step, agent. Did you mean 'step'?" in done.error
     assert list(tmp_path.iterdir()) == []

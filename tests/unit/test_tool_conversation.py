@@ -47,6 +47,20 @@ def test_turns_with_calls_extend_one_row_token_for_token(name):
 
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
+def test_after_calls_and_their_results_the_user_has_the_word_again(name):
+    tokenizer, conversation = tool_tokenizer(name), _conversation(name)
+    for turn in (0, 2):
+        conversation.observe("1 + 2?")
+        conversation.record(said(tokenizer, call_text(name, ("add", '{"a": 1, "b": 2}')), turn))
+        conversation.observe(_answer(turn, "3"))
+        conversation.record(said(tokenizer, "It is 3." if turn else "", turn + 1))
+    samples = conversation.samples()
+    # Mistral's template moves the tools on to the last user: its history is rewritten there
+    assert len(samples) == (2 if name == "mistral" else 1)
+    assert sorted({t for s in samples for t in s.turn_ids.tolist()}) == [-1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_what_stands_between_two_turns_is_what_the_template_puts_there(name):
     tokenizer, conversation = tool_tokenizer(name), _conversation(name)
     action = call_text(name, ("add", '{"a": 1, "b": 2}'))

@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from rollart_core.errors import ConfigError
 from rollart_plugins.engines import sglang_dialect as dialect
@@ -23,6 +25,8 @@ from rollart_plugins.engines.sglang_config import SGLangConfig
 
 _PR_SET_PDEATHSIG = 1
 _TERM_GRACE_S = 3.0
+_GONE_S = 20.0
+_LOOK_S = 0.02
 
 
 class SGLangServer:
@@ -84,6 +88,9 @@ class SGLangServer:
             await asyncio.to_thread(process.wait, _TERM_GRACE_S)
         _signal_group(process.pid, signal.SIGKILL)  # children may be left though it has ended
         await asyncio.to_thread(process.wait)
+        gone_by = time.monotonic() + _GONE_S
+        while group_members(process.pid) and time.monotonic() < gone_by:
+            await asyncio.sleep(_LOOK_S)  # what it held is free only when the last has ended
 
 
 def launch_argv(
@@ -129,6 +136,17 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def group_members(group_id: int) -> list[int]:
+    """Return the processes of a group that have not ended; those that nobody has reaped have."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, group = file.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == group_id and state not in "ZX":
+                found.append(int(file.parent.name))
+    return found
 
 
 def _die_with_parent() -> None:
