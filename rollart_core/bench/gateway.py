@@ -34,6 +34,7 @@ from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.env_pool import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
+from rollart_core.runtime.pauses import short_pauses
 from rollart_core.testing import FakeEnv
 from rollart_core.testing.engine import ScriptedEngine
 from rollart_core.types import Task, Ticket
@@ -154,7 +155,8 @@ async def _measure(side: str, tokenizer: ChatTokenizer, load: Load) -> dict[str,
     engine = ScriptedEngine(lambda request: words, latency_s=ENGINE_S, record=False)
     await engine.start()
     serve = _through_gateway if side == "gateway" else _bare
-    return await serve(engine, tokenizer, load)
+    with short_pauses():  # as in a run
+        return await serve(engine, tokenizer, load)
 
 
 async def _through_gateway(

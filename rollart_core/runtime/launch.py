@@ -15,7 +15,7 @@ import math
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from rollart_core.rollout.router import Router, combined
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.parts_runtime import PartsRuntime
+from rollart_core.runtime.pauses import short_pauses
 from rollart_core.runtime.planning import RunPlan
 from rollart_core.runtime.report import RunReport, Sampled, env_report, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
@@ -99,11 +100,11 @@ class _Launch:
         recorder.gauges = runtime.gauges
         elastic = Elastic(runtime, self._config.scaling, recorder.event)
         report: RunReport | None = None
-        with self._interrupts():
+        with self._interrupts(), ExitStack() as until_end:
             try:
                 recorder.start()
                 await elastic.open(run_dir)
-                report = await self._phases_of(runtime, recorder, run_dir)
+                report = await self._phases_of(runtime, recorder, run_dir, until_end)
                 return report
             finally:
                 try:
@@ -112,7 +113,9 @@ class _Launch:
                 finally:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
-    async def _phases_of(self, runtime: Runtime, recorder: RunRecorder, run_dir: Path) -> RunReport:
+    async def _phases_of(
+        self, runtime: Runtime, recorder: RunRecorder, run_dir: Path, until_end: ExitStack
+    ) -> RunReport:
         async with self._phase("set up", str(run_dir)):
             plan = self._plan = RunPlan(self._run, recorder.event)
             placement = plan.begin(await runtime.connect())
@@ -125,6 +128,7 @@ class _Launch:
             router.on_lost = self._fail
             self._envs.wire(envs, router, model_path)
             await self._envs.open()
+        until_end.enter_context(short_pauses())
         state = await self._begin(runtime, router, trainer, recorder, model_path)
         training = self._training = TrainPhase(
             self._run,
