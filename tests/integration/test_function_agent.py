@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from chat_templates import tokenizer_with
 from gateways import LIMITS, Scripted
-from sandbox_walls import no_bubblewrap
+from sandbox_walls import HELD, IN_DOCKER, missing, no_bubblewrap
 
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
@@ -63,10 +63,13 @@ def gold():
     return book.tasks[book.ids("train")[0]].gold_code
 
 
-@needs_walls
-def test_the_small_agent_mends_the_function_when_the_model_says_how():
+@pytest.mark.parametrize("wall", HELD)
+def test_the_small_agent_mends_the_function_when_the_model_says_how(wall):
+    if why := missing(wall):
+        pytest.skip(why)
+    sandbox = {"id": "docker", **IN_DOCKER} if wall == "docker" else wall
     answers = ["let me think", f"```python\n{gold()}\n```"]
-    trajectory, engine = play(answers)
+    trajectory, engine = play(answers, sandbox=sandbox)
     assert (trajectory.status, trajectory.reward) == ("finished", 1.0), trajectory.failure
     assert [turn.action for turn in trajectory.turns] == answers
     assert "there is no ```python block" in trajectory.turns[1].observation
