@@ -13,6 +13,7 @@ import pytest
 from ray_runs import POOLS, gradients_of, small_run, weights_of
 
 from rollart_core.config import RayRuntime
+from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.errors import ConfigError, PartDied, RollartError
 from rollart_core.runtime import ray_checks, ray_nodes
 from rollart_core.runtime.launch import launch
@@ -258,3 +259,15 @@ def test_a_cluster_that_goes_away_stops_the_run_with_a_reason(tmp_path: Path) ->
     run_dir = next(tmp_path.iterdir())
     assert (run_dir / "journal.db").exists()
     assert _no_actor_is_left(token)
+
+
+def test_programs_on_other_nodes_ask_the_gateway(on_ray: dict[str, Any], tmp_path: Path) -> None:
+    agent = {"id": "rollart_core.testing.agents:FakeAgent", "turns": 2, "tasks": 4}
+    rollout = {"groups_per_batch": 2, "group_size": 2, "max_new_tokens": 4, "max_turns": 3}
+    few = {"stop": {"batches": 2}, "algorithm": {"id": "grpo", "zero_advantage": "keep"}}
+    changes = {**on_ray, **few, "env": agent, "rollout": rollout, "warm_start": None}
+    report = launch(small_run(tmp_path, **changes))
+    assert report.ok
+    found = [t for t in read_trajectories(Path(report.run_dir)) if t.failure is None]
+    assert len(found) >= 8
+    assert {len(t.turns) for t in found} == {2}
