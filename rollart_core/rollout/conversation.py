@@ -65,6 +65,7 @@ class Conversation:
 
     __slots__ = (
         "_action_index",
+        "_as_calls",
         "_called",
         "_max_context_tokens",
         "_messages",
@@ -101,6 +102,8 @@ class Conversation:
         self._turn = 0
         self._called: Message | None = None
         """The newest action with its calls; None when it has none."""
+        self._as_calls: dict[int, tuple[Message, Message]] = {}
+        """By the id of the object: each action with calls that is shown as text, and as calls."""
         self.parsed: ParsedCalls | None = None
         """The newest action, taken apart; None without tools."""
 
@@ -182,6 +185,8 @@ class Conversation:
         self._turn += 1
         self._action_index = len(self._messages)
         self._messages.append(Message(role="assistant", content=action))
+        if self._called is not None:
+            self._as_calls[id(self._messages[-1])] = (self._messages[-1], self._called)
         return action
 
     def _taken_apart(self, token_ids: Sequence[int]) -> str:
@@ -220,6 +225,7 @@ class Conversation:
         other = self._twin()
         other._messages, other._row = list(self._messages), list(self._row)
         other._sampled, other._samples = list(self._sampled), list(self._samples)
+        other._as_calls = dict(self._as_calls)
         return other
 
     def mark(self) -> Mark:
@@ -256,6 +262,7 @@ class Conversation:
         other._samples, other._prompt = [], self._prompt[: mark.num_prompt_chars]
         other._action_index = mark.num_messages - 1
         other._called = mark.called
+        other._as_calls = dict(self._as_calls)
         return other
 
     def _twin(self) -> Conversation:
@@ -274,8 +281,9 @@ class Conversation:
     def _show(self, messages: list[Message]) -> None:
         """Extend the row by the messages after the action, or begin a new one."""
         refusal: TemplateRefusal | None = None
+        forms = self._forms(messages)
         for add in (self._extend, self._begin):
-            for form in self._forms(messages):
+            for form in forms:
                 try:
                     if add(form):
                         self._messages = form
@@ -283,18 +291,25 @@ class Conversation:
                         return
                 except TemplateRefusal as e:
                     refusal = e
-            if refusal is not None and self._called is None:
+            if refusal is not None and len(forms) == 1:
                 break
         assert refusal is not None, "a row that cannot be begun is refused"
         raise refusal
 
     def _forms(self, messages: list[Message]) -> list[list[Message]]:
-        """Return the messages with the newest action as calls, if it has any; then as text."""
-        if self._called is None or self._action_index is None:
-            return [messages]
-        called = list(messages)
-        called[self._action_index] = self._called
-        return [called, messages]
+        """Return the messages in the forms to try, one after another.
+
+        The newest action as calls, if it has any (and is not cut off); as text; then all earlier
+        ones as calls too: those that are text may break a rule of the template, as who follows whom.
+        """
+        forms = [messages]
+        if self._called is not None and self._action_index is not None:
+            called = list(messages)
+            called[self._action_index] = self._called
+            forms.insert(0, called)
+        if self._as_calls:
+            forms.append([self._as_calls.get(id(m), (m, m))[1] for m in messages])
+        return forms
 
     def _extend(self, messages: list[Message]) -> bool:
         """Extend the row; False when the template does not merely append."""

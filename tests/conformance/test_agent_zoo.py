@@ -98,6 +98,7 @@ def failed(name: str, *only: str) -> dict[str, str]:
     return {r.name: r.reason for r in report.results if r.outcome is Outcome.FAIL}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_another_process_or_no_network_shows_what_one_process_hides():
     found = failed("HashOrder", "fresh_processes_agree", "works_offline")
@@ -110,12 +111,14 @@ def test_another_process_or_no_network_shows_what_one_process_hides():
     assert "run raised" in found.popitem()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_program_that_hangs_or_crashes_is_named():
     assert failed("Hangs") == {"within_timeouts": "finish did not return within 0.5 s (in finish)"}
     assert failed("Crashes") == {"run": "its process ended with code 3: out of order"}
 
 
+@pytest.mark.slow
 def test_a_class_that_nobody_registers_is_known_for_what_it_is():
     report = check("agent_zoo:Good", only=["run", "finish"])
     assert report.counts == {"PASS": 2, "FAIL": 0, "SKIP": 0}

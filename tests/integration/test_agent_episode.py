@@ -134,7 +134,10 @@ def test_what_goes_wrong_is_a_typed_failure_and_never_a_reward(options, kind, bo
     assert trajectory.samples == ()
 
 
-@pytest.mark.parametrize("trouble", ["hang", "block", "deaf"])
+@pytest.mark.parametrize(
+    "trouble",
+    ["hang", *(pytest.param(t, marks=pytest.mark.slow) for t in ("block", "deaf"))],
+)
 def test_a_program_past_its_deadline_is_ended_and_its_worker_serves_on(trouble, monkeypatch):
     monkeypatch.setattr(agent_host, "END_S", 0.3)
 

@@ -102,6 +102,7 @@ def test_failed_attempts_are_made_again_and_outgrown_conversations_truncated(
     assert report["success"]["mean"] == 0.8
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_which_nearly_all_fails_stops_and_says_why(rollart_eval: Eval) -> None:
     with OpenAIServer() as server:
         server.script += [failing(400, "no such thing")] * 1000

@@ -92,7 +92,7 @@ urllib.request.urlopen(urllib.request.Request(url, body, key)).read()
     [
         ("echo why >&2; exit 3", "failed", None, "sh ended with exit code 3: why"),
         ("rm solution.py", "finished", 0.0, ""),
-        ("sleep 100", "truncated", 0.0, ""),
+        pytest.param("sleep 100", "truncated", 0.0, "", marks=pytest.mark.slow),
     ],
 )
 def test_how_a_program_ends_decides_what_its_episode_is(then, status, reward, words):

@@ -89,6 +89,7 @@ def test_a_server_that_dies_fails_calls_until_it_is_closed():
         tools.close()
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_ends_in_time():
     tools = _plain(call_s=0.3)
     tools.tools()
@@ -97,6 +98,7 @@ def test_a_call_that_takes_too_long_ends_in_time():
     tools.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_said_in_one_line():
     with pytest.raises(RuntimeError, match="does not start: out of stock"):
         _plain("broken").tools()

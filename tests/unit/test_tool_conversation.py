@@ -46,12 +46,14 @@ def test_turns_with_calls_extend_one_row_token_for_token(name):
     assert all(observation[0]["content"] in text for observation in observations)
 
 
+@pytest.mark.parametrize("before", ["", "I add. "])
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
-def test_after_calls_and_their_results_the_user_has_the_word_again(name):
+def test_after_calls_and_their_results_the_user_has_the_word_again(name, before):
     tokenizer, conversation = tool_tokenizer(name), _conversation(name)
+    action = before + call_text(name, ("add", '{"a": 1, "b": 2}'))
     for turn in (0, 2):
         conversation.observe("1 + 2?")
-        conversation.record(said(tokenizer, call_text(name, ("add", '{"a": 1, "b": 2}')), turn))
+        conversation.record(said(tokenizer, action, turn))
         conversation.observe(_answer(turn, "3"))
         conversation.record(said(tokenizer, "It is 3." if turn else "", turn + 1))
     samples = conversation.samples()
