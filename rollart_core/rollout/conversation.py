@@ -299,8 +299,8 @@ class Conversation:
     def _forms(self, messages: list[Message]) -> list[list[Message]]:
         """Return the messages in the forms to try, one after another.
 
-        The newest action as calls, if it has any (and is not cut off); as text; then all earlier
-        ones as calls too: those that are text may break a rule of the template, as who follows whom.
+        The newest action as calls, if it has any; as text; then all earlier ones as calls too:
+        those that are text may break a rule of the template, such as who follows whom.
         """
         forms = [messages]
         if self._called is not None and self._action_index is not None:
