@@ -50,7 +50,7 @@ from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.rollout.router import Router
 from rollart_core.testing.modelled import TOKEN, ModelledEngine
-from rollart_core.types import Group, Observation, Sample, Ticket, Trajectory
+from rollart_core.types import Group, Message, Observation, Sample, Ticket, Trajectory
 
 MARK = 1.3
 CLOSE = 0.1
@@ -258,6 +258,11 @@ class _CountedRow(Conversation):
 
     def __init__(self) -> None:
         self._row = []
+        self.parsed = None
+
+    @property
+    def newest(self) -> Message:
+        return Message(role="assistant", content="")
 
     @property
     def prompt(self) -> list[int]:
