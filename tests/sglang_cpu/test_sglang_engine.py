@@ -130,24 +130,30 @@ def test_weights_come_by_each_road_and_every_token_is_of_the_version_its_span_sa
 def test_requests_end_when_they_are_aborted_cancelled_or_wait_for_a_paused_server(url, model):
     async def main():
         async with engine_at(url, model) as engine:
-            long = [asyncio.create_task(engine.generate(request(i, 400))) for i in range(3)]
-            await until(lambda: len(engine._flights) == 3)
+            # any of them may come to its own end meanwhile
+            long = [asyncio.create_task(engine.generate(request(i, 400))) for i in range(12)]
+            await until(lambda: len(engine._flights) == 12)
             await asyncio.sleep(0.3)
-            await engine.abort([request(0).request_id, "unknown"])
-            first = await long[0]
-            assert first.finish_reason == "abort"
-            assert len(first.token_ids) == len(first.inference_logprobs) < 400
-            long[1].cancel()
+            running = [i for i, turn in enumerate(long) if not turn.done()]
+            aborted, cancelled, held = running[:4], running[4], running[5:]
+            long[cancelled].cancel()
             with pytest.raises(asyncio.CancelledError):
-                await long[1]
+                await long[cancelled]
+            await engine.abort([*(request(i).request_id for i in aborted), "unknown"])
+            ended = [await long[i] for i in aborted]
+            assert "abort" in {turn.finish_reason for turn in ended}
+            for turn in ended:
+                assert len(turn.token_ids) == len(turn.inference_logprobs) < 400
 
             await engine.pause()
-            waiting = asyncio.create_task(engine.generate(request(7, 4)))
-            await asyncio.sleep(0.5)
-            assert not waiting.done()
-            assert not long[2].done()
-            await engine.abort([request(2).request_id])
-            assert (await long[2]).finish_reason == "abort"
+            waiting = asyncio.create_task(engine.generate(request(20, 4)))
+            await asyncio.sleep(0.3)  # what had ended before arrives
+            held = [i for i in held if not long[i].done()]
+            assert held
+            await asyncio.sleep(0.3)
+            assert not any(turn.done() for turn in (waiting, *(long[i] for i in held)))
+            await engine.abort([request(i).request_id for i in held])
+            assert {(await long[i]).finish_reason for i in held} == {"abort"}
             await engine.resume()
             assert len((await waiting).token_ids) <= 4
             load = await engine.stats()
