@@ -13,18 +13,18 @@ one of the box's own loopback, from where the sandbox leads to the gateway and n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rollart_core.boxes import loop
+from rollart_core.boxes.held import HeldBox
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import EnvironmentFailure
 
-T = TypeVar("T")
 _TAIL: Final = 4000
 """Bytes of a failed program's output that its failure keeps."""
 _NO_PROXY: Final = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
@@ -42,7 +42,7 @@ class Command:
     cwd: str | None = None
 
 
-class BoxAgent(ABC):
+class BoxAgent(HeldBox, ABC):
     """An agent task whose episodes each happen in a box of their own.
 
     Args:
@@ -50,8 +50,7 @@ class BoxAgent(ABC):
     """
 
     def __init__(self, boxes: BoxSource) -> None:
-        self._boxes = boxes
-        self._box: Sandbox | None = None
+        super().__init__(boxes)
         self.ended: ExecResult | None = None
         """How the program of the present episode ended, once it has."""
 
@@ -78,12 +77,6 @@ class BoxAgent(ABC):
     async def judge(self, recorded: Recorded) -> AgentResult:
         """Judge what the program has left in the box; nothing runs there any more."""
 
-    async def open_box(self, **needs: object) -> Sandbox:
-        """Give back the last box and take a fresh one, as ``BoxSource.take``."""
-        await self._give_back()
-        self._box = await self._boxes.take(**needs)
-        return self._box
-
     async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
         """Begin an episode."""
         self.ended = None
@@ -105,10 +98,6 @@ class BoxAgent(ABC):
             return replace(result, truncated=True)
         return result
 
-    def close(self) -> None:
-        """Give the box back, and let go of the pool; may be called twice."""
-        loop.run(self._let_go())
-
     async def _run(self, endpoint: Endpoint) -> None:
         url = urlsplit(endpoint.base_url)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -124,25 +113,6 @@ class BoxAgent(ABC):
         )
         if ended.exit_code != 0 and not ended.timed_out:
             raise _failed(command, ended)
-
-    async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work``; the box does not outlive its failure."""
-        try:
-            return await work
-        except BaseException:
-            await self._give_back()
-            raise
-
-    async def _let_go(self) -> None:
-        try:
-            await self._give_back()
-        finally:
-            await self._boxes.close()
-
-    async def _give_back(self) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            await self._boxes.give_back(box)
 
 
 def _failed(command: Command, ended: ExecResult) -> EnvironmentFailure:

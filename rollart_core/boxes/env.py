@@ -8,23 +8,22 @@ and ``areset`` and ``astep`` for workers that await. Never: keeps a box after a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium
 
 from rollart_core.boxes import loop
+from rollart_core.boxes.held import HeldBox
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.spaces import Text
 from rollart_core.types import Observation
 
-T = TypeVar("T")
 Reset = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
-class BoxEnv(gymnasium.Env[Observation, str]):
+class BoxEnv(HeldBox, gymnasium.Env[Observation, str]):
     """An environment whose episodes each happen in a box of their own.
 
     Args:
@@ -32,10 +31,9 @@ class BoxEnv(gymnasium.Env[Observation, str]):
     """
 
     def __init__(self, boxes: BoxSource) -> None:
+        super().__init__(boxes)
         self.observation_space = Text()
         self.action_space = Text()
-        self._boxes = boxes
-        self._box: Sandbox | None = None
 
     @property
     def box(self) -> Sandbox | None:
@@ -49,12 +47,6 @@ class BoxEnv(gymnasium.Env[Observation, str]):
     @abstractmethod
     async def act(self, action: str) -> Step:
         """Act in the episode."""
-
-    async def open_box(self, **needs: object) -> Sandbox:
-        """Give back the box of the last episode and take a fresh one, as ``BoxSource.take``."""
-        await self._give_back()
-        self._box = await self._boxes.take(**needs)
-        return self._box
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode, and wait for it."""
@@ -75,26 +67,3 @@ class BoxEnv(gymnasium.Env[Observation, str]):
     async def astep(self, action: str) -> Step:
         """Act."""
         return await loop.on_loop(self._kept(self.act(action)))
-
-    def close(self) -> None:
-        """Give the box back, and let go of the pool; may be called twice."""
-        loop.run(self._let_go())
-
-    async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work``; the box does not outlive its failure."""
-        try:
-            return await work
-        except BaseException:
-            await self._give_back()
-            raise
-
-    async def _let_go(self) -> None:
-        try:
-            await self._give_back()
-        finally:
-            await self._boxes.close()
-
-    async def _give_back(self) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            await self._boxes.give_back(box)
