@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec
@@ -29,7 +29,7 @@ from rollart_core.testing.agent_play import (
 from rollart_core.testing.endpoint import ScriptedEndpoint
 from rollart_core.testing.env_checks import check_corpus, check_make
 from rollart_core.testing.play import Player
-from rollart_core.testing.results import CheckResult, SkipCheck, expect, run_check
+from rollart_core.testing.results import CheckResult, Course, SkipCheck, expect, run_checks
 
 if TYPE_CHECKING:
     from rollart_core.contracts.agent import AgentTask
@@ -67,32 +67,15 @@ def check_agent(
     return run_agent_checks(subject, only=only)
 
 
-def run_agent_checks(
-    subject: AgentSubject,
-    *,
-    only: Sequence[str] | None = None,
-    before: Sequence[CheckResult] = (),
-    begin: Callable[[str], None] = lambda name: None,
-    done: Callable[[CheckResult], None] = lambda result: None,
-) -> list[CheckResult]:
+def run_agent_checks(subject: AgentSubject, **course: Unpack[Course]) -> list[CheckResult]:
     """Run the checks of ``AGENT_CHECKS`` in their order.
 
     Args:
         subject: What to check.
-        only: Names of those to run; None: all.
-        before: Results of checks that ran before, for those that need them.
-        begin: Told the name of each as it begins.
-        done: Told how each ended.
+        course: Which of them, and who is told; see :class:`rollart_core.testing.results.Course`.
     """
-    results: list[CheckResult] = []
-    for name, check in AGENT_CHECKS.items():
-        if only is None or name in only:
-            begin(name)
-            needs = AGENT_NEEDS.get(name, AGENT_BASIC)
-            found = run_check(name, partial(check, subject), [*before, *results], needs)
-            results.append(found)
-            done(found)
-    return results
+    checks = {name: partial(check, subject) for name, check in AGENT_CHECKS.items()}
+    return run_checks(checks, AGENT_NEEDS, basic=AGENT_BASIC, **course)
 
 
 def check_prepare(subject: AgentSubject) -> None:

@@ -29,10 +29,11 @@ from rollart_core.testing.play import GARBAGE, Options, Player
 from rollart_core.testing.results import SkipCheck, expect
 from rollart_core.testing.semantic_checks import (
     CLOSE,
-    NUM_RANDOM,
     PROBES,
-    RANDOM_SHARE,
+    expect_far_from_top,
+    expect_floor,
     floor_of,
+    random_tasks,
     secrets_of,
     shows,
     texts_of,
@@ -63,40 +64,23 @@ def check_solution(subject: AgentSubject) -> str | None:
 
 def check_noop(subject: AgentSubject) -> None:
     """A policy that says nothing, turn after turn, earns no more than the floor."""
-    floor, slack = floor_of(subject)
+    floor_of(subject)  # where there is none, nothing need be played
     with subject.open() as player:
         earned = [
             play_agent(subject, player, noop_answer, options).result.reward
             for options in subject.paced(subject.tasks(player))
         ]
-    mean = sum(earned) / len(earned)
-    expect(
-        mean <= floor + slack,
-        f"empty answers earn {mean:g} on average of {len(earned)} tasks; the floor is {floor:g}",
-    )
+    expect_floor(subject, earned, "answers")
 
 
 def check_random(subject: AgentSubject) -> str:
     """Random answers earn clearly less than the top."""
-    floor, _ = floor_of(subject)
-    top = subject.spec.reward_range[1]
-    if math.isinf(top):
-        raise SkipCheck("its reward range has no top to compare with")
     with subject.open() as player:
-        tasks = subject.tasks(player, math.ceil(NUM_RANDOM / len(subject.spec.splits)))
-        rounds = [tasks[n % len(tasks)] for n in range(NUM_RANDOM)]
         earned = [
             play_agent(subject, player, random_answer(n), options, seed=n).result.reward
-            for n, options in enumerate(subject.paced(rounds, least=8))
+            for n, options in random_tasks(subject, player)
         ]
-    share = (sum(earned) / len(earned) - floor) / (top - floor)
-    said = f"random answers earn {share:.0%} of the way from the floor to the top"
-    expect(
-        share <= RANDOM_SHARE,
-        f"{said} in {len(earned)} episodes, more than {RANDOM_SHARE:.0%}: its reward tells "
-        "little about what was done",
-    )
-    return f"{said} ({len(earned)} episodes)"
+    return expect_far_from_top(subject, earned, "answers")
 
 
 def check_same_verdict(subject: AgentSubject) -> None:

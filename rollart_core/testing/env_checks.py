@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, Unpack
 
 from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec, TextEnv
@@ -24,7 +24,7 @@ from rollart_core.testing.play import (
     good_action,
     play,
 )
-from rollart_core.testing.results import CheckResult, SkipCheck, expect, run_check
+from rollart_core.testing.results import CheckResult, Course, SkipCheck, expect, run_checks
 
 Check = Callable[[Subject], str | None]
 """Raises when the environment breaks the rule; returns a remark or nothing."""
@@ -59,32 +59,15 @@ def check_env(
     return run_env_checks(subject, only=only)
 
 
-def run_env_checks(
-    subject: Subject,
-    *,
-    only: Sequence[str] | None = None,
-    before: Sequence[CheckResult] = (),
-    begin: Callable[[str], None] = lambda name: None,
-    done: Callable[[CheckResult], None] = lambda result: None,
-) -> list[CheckResult]:
+def run_env_checks(subject: Subject, **course: Unpack[Course]) -> list[CheckResult]:
     """Run the checks of ``CHECKS`` in their order.
 
     Args:
         subject: What to check.
-        only: Names of those to run; None: all.
-        before: Results of checks that ran before, for those that need them.
-        begin: Told the name of each as it begins.
-        done: Told how each ended.
+        course: Which of them, and who is told; see :class:`rollart_core.testing.results.Course`.
     """
-    results: list[CheckResult] = []
-    for name, check in CHECKS.items():
-        if only is None or name in only:
-            begin(name)
-            needs = NEEDS.get(name, BASIC)
-            found = run_check(name, partial(check, subject), [*before, *results], needs)
-            results.append(found)
-            done(found)
-    return results
+    checks = {name: partial(check, subject) for name, check in CHECKS.items()}
+    return run_checks(checks, NEEDS, basic=BASIC, **course)
 
 
 def check_make(subject: Subject) -> None:

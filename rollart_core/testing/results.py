@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 from rollart_core.errors import first_line
 
@@ -47,19 +48,46 @@ def expect(truth: object, reason: str) -> None:
         raise CheckFailed(reason)
 
 
+class Course(TypedDict, total=False):
+    """How checks are gone through, where not simply all of them."""
+
+    only: Sequence[str] | None
+    """Names of those to run; None: all."""
+    before: Sequence[CheckResult]
+    """Results of checks that ran before, for those that need them."""
+    begin: Callable[[str], None]
+    """Told the name of each as it begins."""
+    done: Callable[[CheckResult], None]
+    """Told how each ended."""
+
+
 def run_checks(
     checks: Mapping[str, Callable[[], str | None]],
     needs: Mapping[str, Sequence[str]] | None = None,
+    *,
+    basic: Sequence[str] = (),
+    **course: Unpack[Course],
 ) -> list[CheckResult]:
-    """Run each check, and say how it ended.
+    """Run each check in turn, and say how it ended.
 
     Args:
         checks: Name -> what raises; it may return a remark for its pass.
         needs: Name -> the checks it cannot be judged without, which come before it.
+        basic: What those need that ``needs`` does not name.
+        course: See :class:`Course`.
     """
+    only, before = course.get("only"), course.get("before", ())
+    begin, done = course.get("begin"), course.get("done")
     results: list[CheckResult] = []
     for name, check in checks.items():
-        results.append(run_check(name, check, results, (needs or {}).get(name, ())))
+        if only is not None and name not in only:
+            continue
+        if begin:
+            begin(name)
+        wanted = (needs or {}).get(name, basic)
+        results.append(run_check(name, check, [*before, *results], wanted))
+        if done:
+            done(results[-1])
     return results
 
 

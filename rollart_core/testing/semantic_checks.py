@@ -90,35 +90,50 @@ def _expect_top(steps: Sequence[Step], options: Options, top: float) -> None:
 
 def check_noop(subject: Subject) -> None:
     """Who says nothing, turn after turn, earns no more than the floor."""
-    floor, slack = floor_of(subject)
+    floor_of(subject)  # where there is none, nothing need be played
     with subject.open() as player:
-        tasks = subject.tasks(player)
         earned = [
             total(play(player, noop_action, subject.seed, options, subject.spec.max_turns))
-            for options in subject.paced(tasks)
+            for options in subject.paced(subject.tasks(player))
         ]
-    mean = sum(earned) / len(earned)
-    expect(
-        mean <= floor + slack,
-        f"empty actions earn {mean:g} on average of {len(earned)} tasks; the floor is {floor:g}",
-    )
+    expect_floor(subject, earned, "actions")
 
 
 def check_random(subject: Subject) -> str:
     """Random players earn clearly less than the expert, or than the top where there is none."""
-    floor, _ = floor_of(subject)
-    top = subject.spec.reward_range[1]
-    if math.isinf(top):
-        raise SkipCheck("its reward range has no top to compare with")
     with subject.open() as player:
-        tasks = subject.tasks(player, math.ceil(NUM_RANDOM / len(subject.spec.splits)))
-        rounds = [tasks[n % len(tasks)] for n in range(NUM_RANDOM)]
         earned = [
             total(play(player, random_policy(n), n, options, subject.spec.max_turns))
-            for n, options in enumerate(subject.paced(rounds, least=8))
+            for n, options in random_tasks(subject, player)
         ]
-    share = (sum(earned) / len(earned) - floor) / (top - floor)
-    said = f"random actions earn {share:.0%} of the way from the floor to the top"
+    return expect_far_from_top(subject, earned, "actions")
+
+
+def expect_floor(subject: Subject, earned: Sequence[float], what: str) -> None:
+    """Expect of empty actions, or answers, that they earn no more than the floor on average."""
+    floor, slack = floor_of(subject)
+    mean = sum(earned) / len(earned)
+    expect(
+        mean <= floor + slack,
+        f"empty {what} earn {mean:g} on average of {len(earned)} tasks; the floor is {floor:g}",
+    )
+
+
+def random_tasks(subject: Subject, player: Player) -> Iterator[tuple[int, Options]]:
+    """Yield the number and the task of each random episode, as long as there is time."""
+    floor_of(subject)
+    if math.isinf(subject.spec.reward_range[1]):
+        raise SkipCheck("its reward range has no top to compare with")
+    tasks = subject.tasks(player, math.ceil(NUM_RANDOM / len(subject.spec.splits)))
+    rounds = [tasks[n % len(tasks)] for n in range(NUM_RANDOM)]
+    return enumerate(subject.paced(rounds, least=8))
+
+
+def expect_far_from_top(subject: Subject, earned: Sequence[float], what: str) -> str:
+    """Expect of random actions, or answers, that they earn clearly less than the top."""
+    floor, _ = floor_of(subject)
+    share = (sum(earned) / len(earned) - floor) / (subject.spec.reward_range[1] - floor)
+    said = f"random {what} earn {share:.0%} of the way from the floor to the top"
     expect(
         share <= RANDOM_SHARE,
         f"{said} in {len(earned)} episodes, more than {RANDOM_SHARE:.0%}: its reward tells "
