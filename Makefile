@@ -16,6 +16,8 @@ ARGS ?=
 # Which benchmarks `make bench` runs; all when empty.
 BENCH ?=
 WHEELHOUSE ?= .wheelhouse
+# How many processes `make test` runs tests in.
+JOBS ?= 2
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -42,8 +44,13 @@ SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 AGENTS_VENV ?= .venv-agents
 AGENTS_STAMP := $(AGENTS_VENV)/.set-up
 
+# TRL and verl, whose losses ours are compared with; verl's own requirements want a GPU.
+PEERS_VENV ?= .venv-peers
+PEERS_PY := $(PEERS_VENV)/bin/python
+PEERS_STAMP := $(PEERS_VENV)/.set-up
+
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs bench adapters verifiers test-sglang wheelhouse
+.PHONY: agents help setup run test unit check docs bench adapters peers verifiers test-sglang wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -54,7 +61,7 @@ run: $(RUN_STAMP) ## Run the main job: an agent learns to shop.
 	$(VENV)/bin/rollart run $(CONFIG) $(ARGS)
 
 test: $(DEV_STAMP) $(WHEELHOUSE)/.complete ## Run the tests (not the slow ones).
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -p xdist -n $(JOBS) --dist loadfile $(ARGS)
 
 unit: $(DEV_STAMP) ## Run the unit tests only: seconds.
 	$(PY) -m pytest -q tests/unit $(ARGS)
@@ -74,6 +81,9 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the packages they are for.
 	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
 	$(PY) -m pytest -m adapters $(ARGS) tests/adapters/test_real_runs.py
+
+peers: $(PEERS_STAMP) ## Compare the algorithms with those of TRL and verl.
+	$(PEERS_PY) -m pytest -m peers $(ARGS) tests/peers
 
 test-sglang: $(SGLANG_STAMP) $(DEV_STAMP) ## Run the tests on real SGLang servers, on the CPU.
 	$(PY) -m pytest -m sglang $(ARGS) tests/sglang_cpu
@@ -121,6 +131,17 @@ $(ADAPTERS_STAMP): pyproject.toml
 		pytest-timeout hypothesis
 	@touch $@
 
+$(PEERS_STAMP): pyproject.toml tests/peers/requirements.txt
+	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
+	@test -x $(PEERS_PY) || $(PYTHON) -m venv $(PEERS_VENV)
+	$(if $(TORCH),$(PEERS_PY) -c 'import torch' 2>/dev/null || \
+		$(PEERS_PY) -m pip --disable-pip-version-check install -q \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
+	$(PEERS_PY) -m pip --disable-pip-version-check install -q -e . -r tests/peers/requirements.txt \
+		pytest pytest-timeout hypothesis
+	$(PEERS_PY) -m pip --disable-pip-version-check install -q --no-deps verl==0.9.1
+	@touch $@
+
 # Of sglang's own requirements only those that a CPU needs.
 $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt
 	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
@@ -139,10 +160,11 @@ $(AGENTS_STAMP): Makefile
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.
-$(WHEELHOUSE)/.complete: pyproject.toml | $(PY)
+$(WHEELHOUSE)/.complete: pyproject.toml Makefile | $(PY)
 	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
 	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*p["project"]["dependencies"], *p["build-system"]["requires"], "pytest", sep="\n")' \
+		print(*p["project"]["dependencies"], *p["project"]["optional-dependencies"]["serverless"], \
+		*p["build-system"]["requires"], "pytest", "pip", sep="\n")' \
 		> $(WHEELHOUSE)/requirements.txt
 	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements.txt
 	@touch $@

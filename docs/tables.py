@@ -32,9 +32,12 @@ PAGES = (
     "README.md",
     "docs/config.md",
     "docs/architecture.md",
+    "docs/rewards.md",
     "docs/webshop.md",
     "docs/adapters.md",
+    "docs/algorithms.md",
     "docs/sandboxes.md",
+    "docs/serverless.md",
     "docs/isolation.md",
     "docs/swe.md",
 )

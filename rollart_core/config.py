@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -19,39 +17,21 @@ from pydantic import (
     model_validator,
 )
 
+from rollart_core.config_base import Fraction as Fraction
+from rollart_core.config_base import PluginRef as PluginRef
+from rollart_core.config_base import PositiveInt as PositiveInt
+from rollart_core.config_base import Seconds as Seconds
+from rollart_core.config_base import Section as Section
+from rollart_core.config_rewards import Breaker as Breaker
+from rollart_core.config_rewards import Hedge as Hedge
+from rollart_core.config_rewards import Scoring as Scoring
+from rollart_core.config_training import Critic as Critic
+from rollart_core.config_training import Curriculum as Curriculum
+from rollart_core.config_training import Overlong as Overlong
+from rollart_core.config_training import Reference as Reference
+from rollart_core.config_training import Shaping as Shaping
+from rollart_core.config_training import Teacher as Teacher
 from rollart_core.contracts.adapter import SEPARATOR
-
-PositiveInt = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    case: ClassVar[str] = ""
-    """Where a section is one of several: what in the file selects it. Error messages say it."""
-
-
-class PluginRef(BaseModel):
-    """A plugin by id, alias or ``module:Class``; all other keys are its options."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    id: str
-    """What plugin: `rollart list` shows them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, value: Any) -> Any:
-        return {"id": value} if isinstance(value, str) else value
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The plugin's own keys."""
-        return dict(self.model_extra or {})
 
 
 class EnvRun(Section):
@@ -71,6 +51,10 @@ class EnvRun(Section):
     """None: ``deadlines.step_s``, or what the environment's spec says."""
     reward: PluginRef | None = None
     """None: the run's ``reward``."""
+    shaping: Shaping | None = None
+    """None: the run's ``shaping``."""
+    algorithm: dict[str, Any] | None = None
+    """Options of the run's algorithm that are otherwise for this environment."""
 
 
 class EnvEntry(PluginRef):
@@ -324,6 +308,15 @@ class Rollout(Section):
     """Trajectories of one task."""
     min_group_size: PositiveInt = 2
     """A group left with fewer members than this by failures is dropped and replaced."""
+    small_groups: Literal["replace", "requeue"] = "replace"
+    """What comes for a group that is dropped for being too small: the next task (those that fail
+    often are then trained less), or the same one again, until it holds."""
+    equal_groups: Literal["train", "replace"] = "train"
+    """What becomes of a group whose rewards are all equal, which teaches most algorithms nothing:
+    it is part of its batch; or it is dropped and another task takes its place, so that batches stay
+    full (dynamic sampling; DAPO, arXiv:2503.14476, section 3.2)."""
+    max_equal_groups: PositiveInt = 1000
+    """So many equal groups in a row end the run (``equal_groups: replace`` only)."""
     redundant: Annotated[int, Field(ge=0)] = 0
     """Trajectories a group begins with beyond ``group_size``. Once so many have finished, the rest
     are cancelled: no batch waits for the slowest, and what is trained is shorter for it
@@ -393,7 +386,7 @@ class Deadlines(Section):
     generate_s: Seconds = 120.0
     """One turn of the policy."""
     reward_s: Seconds = 30.0
-    """The score of one trajectory."""
+    """The score of one trajectory, all tries together (from the first try on)."""
     episode_s: Seconds = 600.0
     """One attempt, from reset to the end."""
     ticket_s: Seconds = 1800.0
@@ -560,8 +553,20 @@ class _RunBase(Section):
     )
     reward: PluginRef | None = None
     """None: the return of the environment itself."""
+    scoring: Scoring = Scoring()
+    """Where and how the reward is computed."""
     algorithm: PluginRef = PluginRef(id="grpo")
     """What makes advantages and the loss."""
+    critic: Critic | None = None
+    """For algorithms with a critic, which need it; others have none."""
+    reference: Reference | None = None
+    """What a KL penalty compares with; none: the weights RL began with."""
+    teacher: Teacher | None = None
+    """For algorithms that distil, which need it; others have none."""
+    shaping: Shaping | None = None
+    """What rewards become on their way to the algorithm; none: they stay as they are."""
+    curriculum: Curriculum | None = None
+    """Which tasks come how often; none: as the weights of the environments say."""
     engine: PluginRef = PluginRef(id="embedded")
     """What generates."""
     weights: PluginRef = PluginRef(id="shared-memory")

@@ -20,6 +20,7 @@ from rollart_core.config import (
     RunConfig,
     SyncRun,
 )
+from rollart_core.config_rewards import scoring_problems
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem
 
@@ -55,6 +56,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _mix_problems(config)
     problems += _scaling_problems(config)
     problems += _ray_problems(config)
+    problems += scoring_problems(config)
     return problems + without_effect(config)
 
 

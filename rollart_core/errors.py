@@ -5,7 +5,8 @@
     │   ├── ConfigError           a run config that cannot be run (also a ValueError)
     │   ├── UnknownIdError        no plugin has that id (also a KeyError)
     │   ├── PluginError           a plugin that is broken, or two that collide
-    │   └── RegistryError         a community registry, or a package for one, that is refused
+    │   ├── RegistryError         a community registry, or a package for one, that is refused
+    │   └── BatchRefused          a batch that no algorithm could learn from (also a ValueError)
     ├── EpisodeError              one episode failed; becomes a typed Failure of its trajectory
     │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
     │   ├── SandboxFailure        the box around an environment failed
@@ -13,6 +14,7 @@
     │   │   ├── EngineDied        its process is gone; nothing of the answer came back
     │   │   └── ContextOverflow   the conversation has outgrown the model: the episode is truncated
     │   ├── RewardFailure         the reward could not be computed
+    │   │   └── BackendFailure    its backend could not be asked, or answered garbage
     │   ├── DeadlineFailure       a deadline passed
     │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
     ├── EndpointError             an OpenAI-compatible server refused, or could not be asked
@@ -64,6 +66,10 @@ class RegistryError(UserError):
     """A community registry, or a package for one, that is refused, and why."""
 
 
+class BatchRefused(UserError, ValueError):
+    """A batch of groups that the algorithm cannot learn from, and why."""
+
+
 class EpisodeError(RollartError):
     """One episode failed."""
 
@@ -112,6 +118,30 @@ class RewardFailure(EpisodeError):
     """The reward could not be computed."""
 
     kind = FailureKind.REWARD
+
+
+class BackendFailure(RewardFailure):
+    """A reward's backend could not be asked, or answered garbage: the reward has said nothing yet.
+
+    Args:
+        message: What happened; the scoring room adds which reward and which backend.
+        again: Whether the same backend may do when it is asked again; False for what will not mend
+            by itself, such as wrong credentials or a payload that is too large.
+        wait_s: How long it asks to be left alone; None when it does not say.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        boundary: str = "reward.score",
+        detail: str = "",
+        again: bool = True,
+        wait_s: float | None = None,
+    ) -> None:
+        super().__init__(message, boundary=boundary, detail=detail)
+        self.again = again
+        self.wait_s = wait_s
 
 
 class DeadlineFailure(EpisodeError):

@@ -60,7 +60,7 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
 
 RESERVED_COMMANDS: Final = frozenset(
     """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
-    simulate audit view serve-reward
+    simulate audit view
     build sandbox model plot export scale bench""".split()  # noqa: SIM905 - one word a command
 )
 """Command names that belong to RollArt itself, now or later."""

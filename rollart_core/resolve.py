@@ -6,7 +6,7 @@ problem at once, before anything has started. Never: builds a plugin or starts a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, cast
@@ -14,21 +14,42 @@ from typing import Any, cast
 from rollart_core import registry
 from rollart_core.config import Deadlines, NewModel, RemoteModel, RunConfig
 from rollart_core.config_agents import has_no_agent
+from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
+from rollart_core.config_learning import learning_problems
 from rollart_core.config_load import RECORD_KEY, dump_yaml
+from rollart_core.config_rewards import Scoring, reward_problems, with_effect
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
-from rollart_core.contracts.reward import RewardSpec
+from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import ConfigError
 from rollart_core.problems import Problem
 from rollart_core.resolve_envs import ResolvedEnv as ResolvedEnv
-from rollart_core.resolve_envs import entries_as_dicts, resolve_envs
+from rollart_core.resolve_envs import entries_as_dicts, resolve_envs, with_algorithms
 from rollart_core.resolve_plugin import PluginFinder, ref_of
 from rollart_core.resolve_plugin import ResolvedPlugin as ResolvedPlugin
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedScoring:
+    """Where the rewards of a run are computed."""
+
+    backend: ResolvedPlugin[RewardBackendSpec]
+    fallback: ResolvedPlugin[RewardBackendSpec] | None = None
+
+    @property
+    def backends(self) -> tuple[ResolvedPlugin[RewardBackendSpec], ...]:
+        """The first, and the one to fall back to where there is one."""
+        return (self.backend,) if self.fallback is None else (self.backend, self.fallback)
+
+    def as_dict(self, asked: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+        """Return the section ``scoring`` as a config file may hold it."""
+        fallback = {"fallback": ref_of(self.fallback)} if self.fallback else {}
+        return {**with_effect(asked, rewards), "backend": ref_of(self.backend), **fallback}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +66,13 @@ class ResolvedRun:
     weights: ResolvedPlugin[WeightChannelSpec]
     mapper: ResolvedPlugin[HardwareMapperSpec]
     trackers: tuple[ResolvedPlugin[TrackerSpec], ...]
+    scoring: ResolvedScoring
+    """Where rewards are computed."""
     deadlines: Deadlines
     """As configured; of one environment, with ``reset_s`` and ``step_s`` from its spec where
     None (each of several has its own)."""
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None = None
+    """The engine that runs the teacher; None: there is none."""
 
     @property
     def env(self) -> ResolvedPlugin[EnvSpec]:
@@ -60,6 +85,11 @@ class ResolvedRun:
         return max(env.max_turns for env in self.envs)
 
     @property
+    def has_rewards(self) -> bool:
+        """True when any environment is scored by a reward, and not by itself."""
+        return any(env.reward is not None for env in self.envs)
+
+    @property
     def is_mixed(self) -> bool:
         """True when the config lists its environments."""
         return isinstance(self.config.env, tuple)
@@ -68,9 +98,31 @@ class ResolvedRun:
     def plugins(self) -> tuple[ResolvedPlugin[Any], ...]:
         """All plugins of the run."""
         own = (p for env in self.envs for p in (env.plugin, env.reward))
-        parts = (self.reward, self.algorithm, self.engine, self.weights, self.mapper)
-        found = [p for p in (*own, *parts, *self.trackers) if p is not None]
+        parts = (self.reward, self.algorithm, self.engine, self.weights, self.mapper, self.teacher)
+        backends = self.scoring.backends if self.has_rewards else ()
+        found = [p for p in (*own, *parts, *backends, *self.trackers) if p is not None]
         return tuple({(p.kind, p.spec.id): p for p in found}.values())
+
+    @property
+    def trained_temperature(self) -> float:
+        """What the trainer divides logits by: what was sampled at, and 1 for demonstrations."""
+        return 1.0 if self.demonstrates else self.config.rollout.temperature
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether trajectories are the environments' experts', and not the policy's."""
+        return self.algorithm.spec.learns_from == "demonstrations"
+
+    @property
+    def beside(self) -> Beside:
+        """What the trainer has beside the policy."""
+        config = self.config
+        return Beside(
+            critic=config.critic,
+            reference=config.reference,
+            has_teacher=config.teacher is not None,
+            shapings={env.name: env.shaping for env in self.envs if env.shaping},
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole config as plain data, with every default and the plugins' versions.
@@ -85,6 +137,8 @@ class ResolvedRun:
             del data["rollout"]["in_flight"]
         if isinstance(self.config.model, RemoteModel):
             del data["rollout"]["max_context_tokens"]
+        if self.config.rollout.equal_groups == "train":
+            del data["rollout"]["max_equal_groups"]
         specs = [env.spec for env in self.envs]
         if has_no_agent(specs):
             del data["gateway"]
@@ -98,8 +152,15 @@ class ResolvedRun:
             data["env"] = ref_of(self.env)
             data["rollout"]["max_turns"] = self.max_turns
         data["reward"] = ref_of(self.reward) if self.reward else None
+        rewards = [env.reward.spec for env in self.envs if env.reward]
+        if rewards:
+            data["scoring"] = self.scoring.as_dict(self.config.scoring, rewards)
+        else:
+            del data["scoring"]
         for name in ("algorithm", "engine", "weights", "mapper"):
             data[name] = ref_of(getattr(self, name))
+        if self.teacher:
+            data["teacher"]["engine"] = ref_of(self.teacher)
         data["trackers"] = [ref_of(t) for t in self.trackers]
         data[RECORD_KEY] = {"rollart": version("rollart")} | {
             p.distribution: p.version for p in self.plugins
@@ -140,10 +201,22 @@ def resolve_run(
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
+    teacher = (
+        find("inference_engines", config.teacher.engine, "teacher", "engine")
+        if config.teacher
+        else None
+    )
+    if teacher and not teacher.spec.scores:
+        message = f"{teacher.spec.id} cannot score given tokens, as a teacher must; use embedded"
+        problems.append(Problem(("teacher", "engine"), message))
     envs = resolve_envs(config, find, reward)
+    scoring = _scoring(config, find, [env.reward for env in envs])
     problems += _engine_problems(config, engine, trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
+        if trains:
+            problems += learning_problems(config, algorithm.spec, [env.spec for env in envs])
+        envs = with_algorithms(config, envs, algorithm, find)
     if problems:
         raise ConfigError("\n".join(f"{source}: {p.within()}" for p in problems))
     return ResolvedRun(
@@ -155,8 +228,29 @@ def resolve_run(
         weights=_reaching(weights),
         mapper=mapper,
         trackers=tuple(trackers),
+        scoring=scoring,
         deadlines=_filled(config, envs),
+        teacher=teacher,
     )
+
+
+def _scoring(
+    config: RunConfig,
+    find: PluginFinder,
+    rewards: Sequence[ResolvedPlugin[RewardSpec] | None],
+) -> ResolvedScoring:
+    """Find the backends of rewards; what is wrong is noted."""
+    asked = config.scoring
+    specs = [reward.spec for reward in rewards if reward is not None]
+    backend = find("reward_backends", asked.backend_for(specs), "scoring", "backend")
+    fallback = None
+    if asked.fallback is not None:
+        fallback = find("reward_backends", asked.fallback, "scoring", "fallback")
+    found = [plugin.spec for plugin in (backend, fallback) if plugin is not None]
+    if len(found) == 1 + (asked.fallback is not None):
+        for problem in reward_problems(asked, specs, found):
+            find.note(problem)
+    return ResolvedScoring(backend, fallback)
 
 
 def _reaching(

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollart_core import config_boxes, registry
-from rollart_core.config import Deadlines, EnvEntry, EnvRun, PluginRef, RunConfig
+from rollart_core.config import Deadlines, EnvEntry, EnvRun, PluginRef, RunConfig, Shaping
 from rollart_core.config_agents import agent_problems, program_problems
 from rollart_core.config_checks import deadline_problems, without_effect
 from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.errors import UserError, did_you_mean
@@ -47,6 +48,11 @@ class ResolvedEnv:
     step_s: float
     reward: ResolvedPlugin[RewardSpec] | None
     """None: the return of the environment itself."""
+    shaping: Shaping | None = None
+    """None: its rewards stay as they are."""
+    algorithm: ResolvedPlugin[AlgorithmSpec] | None = None
+    """None, unless an environment of the run has settings of its own: then each has the run's
+    algorithm with its settings."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -101,12 +107,40 @@ def resolve_envs(
     )
 
 
+def with_algorithms(
+    config: RunConfig,
+    envs: tuple[ResolvedEnv, ...],
+    algorithm: ResolvedPlugin[AlgorithmSpec],
+    find: PluginFinder,
+) -> tuple[ResolvedEnv, ...]:
+    """Return the environments with the algorithm's settings for each, where any has its own.
+
+    Args:
+        config: The config.
+        envs: As :func:`resolve_envs` found them: all of the config's.
+        algorithm: The run's.
+        find: Finds plugins; what it is told to note ends the run later.
+    """
+    entries = config.env if isinstance(config.env, tuple) else ()
+    if not any(entry.run.algorithm for entry in entries) or len(entries) != len(envs):
+        return envs
+    found = []
+    for i, (entry, env) in enumerate(zip(entries, envs, strict=True)):
+        options = {**config.algorithm.options, **(entry.run.algorithm or {})}
+        ref = PluginRef(id=config.algorithm.id, **options)
+        own = find("algorithms", ref, "env", i, "run", "algorithm")
+        found.append(replace(env, algorithm=own or algorithm))
+    return tuple(found)
+
+
 def entries_as_dicts(config: RunConfig, envs: Sequence[ResolvedEnv]) -> list[dict[str, Any]]:
     """Return the environments as plain data that a config file may hold."""
     assert isinstance(config.env, tuple)
     dicts = []
     for entry, env in zip(config.env, envs, strict=True):
         run = entry.run.model_dump(mode="json", exclude_none=True)
+        if entry.run.shaping:
+            run["shaping"] = entry.run.shaping.model_dump(mode="json")
         if entry.run.reward and env.reward:
             run["reward"] = ref_of(env.reward)
         own = {"name": env.name, "weight": env.weight} | ({"run": run} if run else {})
@@ -165,6 +199,7 @@ def _resolved(
         reset_s=times.reset_s if deadlines.reset_s is None else deadlines.reset_s,
         step_s=times.step_s if deadlines.step_s is None else deadlines.step_s,
         reward=reward,
+        shaping=one.run.shaping or config.shaping,
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 from rollart_core import registry
 from rollart_core.config import PluginRef
 from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.reward import GroupReward, RewardSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import Registered
@@ -87,6 +88,8 @@ class PluginFinder:
             except UserError as e:
                 self.note(Problem((*key, "id") if options else key, str(e)))
                 return None
+        if isinstance(spec, RewardSpec) and ":" in spec.id:
+            spec = _as_its_class_says(spec)
         return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
 
     def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
@@ -111,6 +114,15 @@ class PluginFinder:
         module = entry_point.partition(":")[0]
         if self.import_classes or ":" in plugin_id or not _exists(module):
             registry.resolve(kind, plugin_id)
+
+
+def _as_its_class_says(spec: RewardSpec) -> RewardSpec:
+    """Return the spec of a reward that nobody registered, as far as its class tells."""
+    cls = registry.resolve("rewards", spec.id)
+    stateless = bool(getattr(cls, "stateless", True))
+    group = isinstance(cls, type) and issubclass(cls, GroupReward)
+    runs_on = getattr(cls, "runs_on", spec.runs_on)
+    return replace(spec, stateless=stateless, group=group, runs_on=runs_on)
 
 
 def _exists(module: str) -> bool:

@@ -165,6 +165,9 @@ class Sample:
     """``[T]``; -1 where ``loss_mask`` is False."""
     turn_ids: IntArray
     """``[T]``; the turn a sampled token belongs to, -1 elsewhere."""
+    signals: Mapping[str, FloatArray] = field(default_factory=dict)
+    """``[T]`` each: what others than the trainer say of its tokens, such as ``teacher_logprobs``;
+    0 where not ``loss_mask``. Not kept in records."""
 
     @property
     def num_tokens(self) -> int:

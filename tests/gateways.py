@@ -25,7 +25,6 @@ LIMITS = EpisodeLimits(
     temperature=1.0,
     timeouts=PhaseTimeouts(5, 5),
     generate_s=30,
-    reward_s=5,
     episode_s=60,
 )
 

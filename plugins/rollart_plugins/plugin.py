@@ -1,10 +1,13 @@
 """The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters."""
 
+from typing import Final
+
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec
 from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.spec import CommandSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.hookspecs import hookimpl
@@ -20,6 +23,7 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             entry_point="rollart_plugins.engines.embedded:EmbeddedEngine",
             config="rollart_plugins.engines.config:EmbeddedConfig",
             summary="Continuous batching in torch, on CPU or CUDA, with no server.",
+            scores=True,
         ),
         InferenceEngineSpec(
             id="rollart/SGLang-v1",
@@ -181,80 +185,131 @@ def rollart_reward_backends() -> list[RewardBackendSpec]:
             alias="inline",
             entry_point="rollart_plugins.serverless.inline:InlineBackend",
             summary="Reward functions in threads of the controller's process.",
+            in_process=True,
+        ),
+        RewardBackendSpec(
+            id="rollart/Pool-v1",
+            alias="pool",
+            entry_point="rollart_plugins.serverless.pool:PoolBackend",
+            config="rollart_plugins.serverless.config:PoolConfig",
+            summary="Worker processes, started on demand and ended when idle; in boxes if asked.",
+        ),
+        RewardBackendSpec(
+            id="rollart/Http-v1",
+            alias="http",
+            entry_point="rollart_plugins.serverless.http_backend:HttpBackend",
+            config="rollart_plugins.serverless.config:HttpConfig",
+            summary="A function behind a URL, such as `rollart serve-reward` in a container.",
+        ),
+        RewardBackendSpec(
+            id="rollart/Lambda-v1",
+            alias="lambda",
+            entry_point="rollart_plugins.serverless.lambda_backend:LambdaBackend",
+            config="rollart_plugins.serverless.config:LambdaConfig",
+            summary="A function on AWS Lambda, asked through boto3.",
+        ),
+        RewardBackendSpec(
+            id="rollart/Fc-v1",
+            alias="fc",
+            entry_point="rollart_plugins.serverless.fc_backend:FcBackend",
+            config="rollart_plugins.serverless.config:FcConfig",
+            summary="A function on Alibaba Function Compute, asked through its SDK.",
+        ),
+        RewardBackendSpec(
+            id="rollart/RayServe-v1",
+            alias="ray_serve",
+            entry_point="rollart_plugins.serverless.ray_serve:RayServeBackend",
+            config="rollart_plugins.serverless.config:RayServeConfig",
+            summary="A deployment of Ray Serve that scales to nothing and back.",
         ),
     ]
 
 
 @hookimpl
+def rollart_commands() -> list[CommandSpec]:
+    """Return the commands that belong to them."""
+    return [
+        CommandSpec(
+            name="serve-reward",
+            entry_point="rollart_plugins.serverless.serve_command:app",
+            summary="Serve one reward as an HTTP function.",
+        )
+    ]
+
+
+_ENV_ADAPTERS: Final = (
+    EnvAdapterSpec(
+        id="rollart/Gymnasium-v1",
+        alias="gymnasium",
+        entry_point="rollart_plugins.adapters.gymnasium:GymnasiumAdapter",
+        config="rollart_plugins.adapters.gymnasium:GymnasiumOptions",
+        summary="Gymnasium's environments of Discrete or Text actions, as text.",
+        package="gymnasium",
+        examples=("FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"),
+    ),
+    EnvAdapterSpec(
+        id="rollart/ReasoningGym-v1",
+        alias="reasoning-gym",
+        entry_point="rollart_plugins.adapters.reasoning_gym:ReasoningGymAdapter",
+        config="rollart_plugins.adapters.reasoning_gym:ReasoningGymOptions",
+        summary="Reasoning Gym's datasets: one question, one answer, scored by the dataset.",
+        package="reasoning-gym",
+        examples=("leg_counting", "basic_arithmetic", "spell_backward"),
+    ),
+    EnvAdapterSpec(
+        id="rollart/RollGem-v1",
+        alias="roll-gem",
+        entry_point="rollart_plugins.adapters.roll_gem:RollGemAdapter",
+        config="rollart_plugins.adapters.roll_gem:RollGemOptions",
+        summary="Classes in the interface of ROLL's agentic environments: module:Class.",
+    ),
+    EnvAdapterSpec(
+        id="rollart/Verifiers-v1",
+        alias="verifiers",
+        entry_point="rollart_plugins.adapters.verifiers:VerifiersAdapter",
+        config="rollart_plugins.adapters.verifiers:VerifiersOptions",
+        summary="Tasksets of verifiers' v1 API, as agent tasks.",
+        package="verifiers",
+        kind="agent",
+    ),
+    EnvAdapterSpec(
+        id="rollart/Gem-v1",
+        alias="gem",
+        entry_point="rollart_plugins.adapters.gem:GemAdapter",
+        config="rollart_plugins.adapters.gem:GemOptions",
+        summary="gem's games, Reasoning Gym and dataset environments (gem-llm).",
+        package="gem-llm",
+        examples=("game:GuessTheNumber-v0-easy", "game:Mastermind-v0-hard", "rg:leg_counting"),
+    ),
+    EnvAdapterSpec(
+        id="rollart/SkyrlGym-v1",
+        alias="skyrl-gym",
+        entry_point="rollart_plugins.adapters.skyrl_gym:SkyrlGymAdapter",
+        config="rollart_plugins.adapters.skyrl_gym:SkyrlGymOptions",
+        summary="skyrl-gym's environments, over rows in SkyRL's dataset form.",
+        package="skyrl-gym",
+    ),
+    EnvAdapterSpec(
+        id="rollart/TextArena-v1",
+        alias="textarena",
+        entry_point="rollart_plugins.adapters.textarena:TextArenaAdapter",
+        config="rollart_plugins.adapters.textarena:TextArenaOptions",
+        summary="TextArena's games for one player.",
+        package="textarena",
+        examples=("GuessTheNumber-v0", "FrozenLake-v0-random", "TowerOfHanoi-v0"),
+    ),
+    EnvAdapterSpec(
+        id="rollart/OpenEnv-v1",
+        alias="openenv",
+        entry_point="rollart_plugins.adapters.openenv:OpenEnvAdapter",
+        config="rollart_plugins.adapters.openenv:OpenEnvOptions",
+        summary="Sessions of a running OpenEnv server, over its WebSocket.",
+        package="aiohttp",
+    ),
+)
+
+
+@hookimpl
 def rollart_env_adapters() -> list[EnvAdapterSpec]:
     """Return the built-in adapters of foreign environments."""
-    return [
-        EnvAdapterSpec(
-            id="rollart/Gymnasium-v1",
-            alias="gymnasium",
-            entry_point="rollart_plugins.adapters.gymnasium:GymnasiumAdapter",
-            config="rollart_plugins.adapters.gymnasium:GymnasiumOptions",
-            summary="Gymnasium's environments of Discrete or Text actions, as text.",
-            package="gymnasium",
-            examples=("FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"),
-        ),
-        EnvAdapterSpec(
-            id="rollart/ReasoningGym-v1",
-            alias="reasoning-gym",
-            entry_point="rollart_plugins.adapters.reasoning_gym:ReasoningGymAdapter",
-            config="rollart_plugins.adapters.reasoning_gym:ReasoningGymOptions",
-            summary="Reasoning Gym's datasets: one question, one answer, scored by the dataset.",
-            package="reasoning-gym",
-            examples=("leg_counting", "basic_arithmetic", "spell_backward"),
-        ),
-        EnvAdapterSpec(
-            id="rollart/RollGem-v1",
-            alias="roll-gem",
-            entry_point="rollart_plugins.adapters.roll_gem:RollGemAdapter",
-            config="rollart_plugins.adapters.roll_gem:RollGemOptions",
-            summary="Classes in the interface of ROLL's agentic environments: module:Class.",
-        ),
-        EnvAdapterSpec(
-            id="rollart/Verifiers-v1",
-            alias="verifiers",
-            entry_point="rollart_plugins.adapters.verifiers:VerifiersAdapter",
-            config="rollart_plugins.adapters.verifiers:VerifiersOptions",
-            summary="Tasksets of verifiers' v1 API, as agent tasks.",
-            package="verifiers",
-            kind="agent",
-        ),
-        EnvAdapterSpec(
-            id="rollart/Gem-v1",
-            alias="gem",
-            entry_point="rollart_plugins.adapters.gem:GemAdapter",
-            config="rollart_plugins.adapters.gem:GemOptions",
-            summary="gem's games, Reasoning Gym and dataset environments (gem-llm).",
-            package="gem-llm",
-            examples=("game:GuessTheNumber-v0-easy", "game:Mastermind-v0-hard", "rg:leg_counting"),
-        ),
-        EnvAdapterSpec(
-            id="rollart/SkyrlGym-v1",
-            alias="skyrl-gym",
-            entry_point="rollart_plugins.adapters.skyrl_gym:SkyrlGymAdapter",
-            config="rollart_plugins.adapters.skyrl_gym:SkyrlGymOptions",
-            summary="skyrl-gym's environments, over rows in SkyRL's dataset form.",
-            package="skyrl-gym",
-        ),
-        EnvAdapterSpec(
-            id="rollart/TextArena-v1",
-            alias="textarena",
-            entry_point="rollart_plugins.adapters.textarena:TextArenaAdapter",
-            config="rollart_plugins.adapters.textarena:TextArenaOptions",
-            summary="TextArena's games for one player.",
-            package="textarena",
-            examples=("GuessTheNumber-v0", "FrozenLake-v0-random", "TowerOfHanoi-v0"),
-        ),
-        EnvAdapterSpec(
-            id="rollart/OpenEnv-v1",
-            alias="openenv",
-            entry_point="rollart_plugins.adapters.openenv:OpenEnvAdapter",
-            config="rollart_plugins.adapters.openenv:OpenEnvOptions",
-            summary="Sessions of a running OpenEnv server, over its WebSocket.",
-            package="aiohttp",
-        ),
-    ]
+    return list(_ENV_ADAPTERS)

@@ -376,7 +376,6 @@ def _episode_parts(env_id: str, router: Router, workers: EnvPool) -> EpisodePart
             temperature=1.0,
             timeouts=PhaseTimeouts(60.0, 60.0),
             generate_s=300.0,
-            reward_s=60.0,
             episode_s=500.0,
         ),
         seed=0,

@@ -1,5 +1,7 @@
 """`rollart bench async`: rolling out while training, beside doing one after the other.
 
+With ``--case slow-reward`` or ``--case reward-faults``: see ``async_rewards.py``.
+
 An environment whose step takes a long-tailed time (lognormal, mean 0.5 s, sigma 1), a tiny model,
 the same number of environments at once and of batches: the whole run in ``mode: sync`` and in
 ``mode: async``, in turns.
@@ -11,13 +13,15 @@ staleness. Never: counts start-up or evaluation.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
+from rollart_core.bench import async_rewards
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process, run_mapping
 from rollart_core.config import NewModel
+from rollart_core.errors import UserError
 from rollart_core.models.new import new_model
 from rollart_core.testing import FakeEnv
 
@@ -30,17 +34,30 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "async": {"mode": "async", "max_staleness": MAX_STALENESS},
     "sync": {"mode": "sync"},
 }
+CASES: Mapping[str, Callable[[Mapping[str, object]], list[dict[str, object]]]] = {
+    "slow-reward": async_rewards.slow_reward,
+    "reward-faults": async_rewards.reward_faults,
+}
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: one round, shorter env steps; ``rounds`` (2) and ``batches`` (6).
+        options: ``case``; ``short``: one round, shorter env steps; ``rounds`` (2) and ``batches``
+            (6).
 
     Returns:
         The object of ``rollart bench --json``.
+
+    Raises:
+        UserError: When there is no such case.
     """
+    case = options.get("case")
+    if case is not None:
+        if case not in CASES:
+            raise UserError(f"bench async has no case {case!r}; it has {', '.join(CASES)}")
+        return {"name": f"async {case}", "machine": machine(), "rows": CASES[str(case)](options)}
     short = bool(options.get("short"))
     rounds = int(str(options.get("rounds", 1 if short else 2)))
     asked: dict[str, object] = {

@@ -193,7 +193,6 @@ async def _through_gateway(
         temperature=1.0,
         timeouts=PhaseTimeouts(60, 60),
         generate_s=60,
-        reward_s=60,
         episode_s=3600,
     )
     await gateway.start()

@@ -207,7 +207,6 @@ async def _parts(engine: ScriptedEngine, tokenizer: ChatTokenizer) -> EpisodePar
             temperature=1.0,
             timeouts=PhaseTimeouts(60, 60),
             generate_s=60,
-            reward_s=60,
             episode_s=300,
         ),
         seed=0,

@@ -85,9 +85,11 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
     AGENTS: {"runtime": AGENT_RUNTIME, "semantic": ENVIRONMENT_SEMANTIC},
     "rewards": {
         "runtime": ("make", "group_size"),
-        "semantic": ("score", "same_request_same_score"),
+        "semantic": ("score", "same_request_same_score", "examples"),
     },
-    "algorithms": {"runtime": ("make", "advantages", "alike_members", "loss", "extra_modules")},
+    "algorithms": {
+        "runtime": ("make", "advantages", "alike_members", "loss", "targets", "extra_modules")
+    },
     "hardware_mappers": {
         "runtime": (
             "make",
@@ -107,6 +109,7 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
             "stop_tokens",
             "session",
             "pause_abort_resume",
+            "score",
             "stats",
             "close_twice",
         )

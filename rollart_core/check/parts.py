@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 from rollart_core import registry
-from rollart_core.contracts.reward import RewardSpec
+from rollart_core.contracts.reward import RewardBackendSpec, RewardRef, RewardSpec
 from rollart_core.testing.async_checks import (
     check_inference_engine,
     check_reward_backend,
@@ -120,7 +120,9 @@ def _sandbox(sandbox_id: str, options: Options, folder: Path) -> list[CheckResul
 
 
 def _backend(backend_id: str, options: Options, folder: Path) -> list[CheckResult]:
-    context = {"reward": FakeReward(), "reward_range": (0.0, 1.0), "timeout_s": 30.0}
+    spec = cast("RewardBackendSpec", registry.spec("reward_backends", backend_id))
+    fake = FakeReward() if spec.in_process else RewardRef("rollart_core.testing:FakeReward")
+    context = {"reward": fake, "reward_range": (0.0, 1.0), "timeout_s": 30.0}
     return check_reward_backend(_builder("reward_backends", backend_id, options, **context))
 
 

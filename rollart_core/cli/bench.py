@@ -23,6 +23,9 @@ def bench(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
     ] = None,
+    case: Annotated[str | None, typer.Option(help="Which of its cases, where it has several.")] = (
+        None
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run a benchmark, ours beside a peer's; without a name, list them."""
@@ -36,7 +39,8 @@ def bench(
     if name not in names:
         near = did_you_mean(name, names)
         raise UserError(f"there is no benchmark {name!r}.{near} There are: {', '.join(names)}.")
-    result = import_module(f"{_PACKAGE}.{_module(name)}").run(as_options(options or []))
+    given = [*(options or []), *([f"case={case}"] if case else [])]
+    result = import_module(f"{_PACKAGE}.{_module(name)}").run(as_options(given))
     if as_json:
         print_json(result)
     else:

@@ -51,13 +51,7 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score a model, or any OpenAI-compatible endpoint, on held-out tasks."""
-    given = ([config] if config else []) + (overrides or [])
-    if config and "=" not in config:
-        mapping, source, settings = _from_file(Path(config)), config, given[1:]
-    elif env and model:
-        mapping, source, settings = {"name": "eval"}, "command line", given
-    else:
-        raise typer.BadParameter("name a config file or a run directory, or --env and --model")
+    mapping, source, settings = _begun(config, overrides or [], has_all=bool(env and model))
     if env:
         mapping["env"] = env
     if model:
@@ -82,6 +76,17 @@ def evaluate(
     if not report.ok:
         typer.echo(f"Error: every episode failed; most often: {report.why_failed}", err=True)
         raise typer.Exit(1)
+
+
+def _begun(
+    config: str | None, overrides: list[str], *, has_all: bool
+) -> tuple[dict[str, Any], str, list[str]]:
+    """Return a mapping to begin with, where it is from, and the settings that come on top."""
+    if config and "=" not in config:
+        return _from_file(Path(config)), config, overrides
+    if not has_all:
+        raise typer.BadParameter("name a config file or a run directory, or --env and --model")
+    return {"name": "eval"}, "command line", [*([config] if config else []), *overrides]
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def info(
         if isinstance(options, list):
             columns = ("option", "type", "default", "meaning")
             rows_of = [
-                tuple(str(o[c]) for c in ("name", "type", "default", "help")) for o in options
+                (o["name"], o["type"], o["default"], " ".join(o["help"].split()).replace("``", "`"))
+                for o in options
             ]
             print_table("options", columns, rows_of)
 

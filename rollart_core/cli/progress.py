@@ -208,7 +208,7 @@ _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
 def _interval(estimate: object, label: str) -> str:
     """Return ``mean [low, high] of n`` with the 95% interval."""
     values = _mapping(estimate)
-    if not values:
+    if not values.get("n"):
         return "not measured"
     mean, low, high = (_float(values.get(k)) for k in ("mean", "low", "high"))
     count = f"of {_float(values.get('n')):.0f}"

@@ -90,6 +90,9 @@ class AgentResult:
     components: Mapping[str, float] = field(default_factory=dict)
     truncated: bool = False
     """The program was cut short by the task's own rules."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """What the run's reward is to know, such as the right answer, as plain JSON: the ``context``
+    of :class:`rollart_core.contracts.reward.RewardRequest`."""
 
 
 @runtime_checkable

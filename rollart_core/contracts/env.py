@@ -13,6 +13,8 @@ Optional: ``oracle() -> str | None`` (the expert's next action), ``num_tasks(spl
 ``secrets() -> Sequence[str]`` (texts of the present task that the agent must never read).
 ``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``;
 that of ``reset`` may carry ``tools``, what the policy may call: see :mod:`rollart_core.tools`.
+And any ``info`` may carry ``reward_context``: plain JSON for the run's reward, such as the right
+answer under ``reference``; the policy never sees it, nor any other part of an info.
 """
 
 from __future__ import annotations

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart_core.contracts.spec import PluginSpec
+from rollart_core.errors import InferenceFailure
 from rollart_core.types import Message, TokenSpan, ToolCall, ToolSpec
 
 FinishReason = Literal["stop", "length", "abort"]
 KvOnSwap = Literal["recompute", "keep"]
+SCORE_BOUNDARY = "engine.score"
 Health = Literal["up", "down", "lost"]
 """``down``: gone, and coming back; ``lost``: for good."""
 
@@ -35,6 +37,8 @@ class InferenceEngineSpec(PluginSpec):
     remote``): see :attr:`GenerateRequest.messages`."""
     follows_training: bool = True
     """False when its weights stay what they are: it is for evaluation only."""
+    scores: bool = False
+    """Whether it has :meth:`InferenceEngine.score`, which a teacher needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,20 @@ class GenerateRequest:
     """The conversation as text, instead of ``token_ids``; for engines that take text."""
     tools: Sequence[ToolSpec] = ()
     """What may be called; said only with ``messages`` (``token_ids`` hold them already)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """How likely are given tokens?"""
+
+    request_id: str
+    """Unique among requests in flight."""
+    token_ids: Sequence[int]
+    """The whole row."""
+    positions: Sequence[int]
+    """Which tokens of it are asked about, ascending, from 1 on; each given all before it."""
+    temperature: float = 1.0
+    """Logits are divided by it; above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +178,16 @@ class InferenceEngine(ABC):
             ContextOverflow: When the conversation has outgrown a context that it alone knows.
         """
 
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """Return the logprob of each token asked about, of the untruncated distribution.
+
+        Optional; an engine that has it says so in its spec.
+
+        Raises:
+            InferenceFailure: When the request cannot be answered, or the engine does not do this.
+        """
+        raise not_scoring(type(self).__name__)
+
     @abstractmethod
     async def load_weights(self, policy_version: int) -> WeightSwap:
         """Fetch that version from the weight channel and swap it in between two decode steps.
@@ -194,3 +222,10 @@ class InferenceEngine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Free everything; may be called twice."""
+
+
+def not_scoring(engine: str) -> InferenceFailure:
+    """Return what an engine without ``score`` answers; it is not worth a retry."""
+    failure = InferenceFailure(f"{engine} cannot score given tokens", boundary=SCORE_BOUNDARY)
+    failure.retryable = False
+    return failure

@@ -2,6 +2,7 @@
 
     judge = Judge("http://127.0.0.1:8000/v1", "some-model")
     judge.grade("How polite is this? ...", low=0, high=10)   -> 7.0
+    judge.prefer("Which is more polite?", one, other)        -> 1.0
 
 Takes: questions. Gives: answers. Never: takes an answer it cannot read for a bad grade (it asks
 again, then raises), or shows the key.
@@ -27,6 +28,10 @@ T = TypeVar("T")
 KEY_VARIABLE = "OPENAI_API_KEY"
 NUM_TRIES = 3
 _MARK = "Verdict:"
+_CHOICES = ("first", "second", "tie")
+TAGS = ("conversation", "reference", "task", "first", "second")
+"""Between which judges are shown what they judge."""
+_SET_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
@@ -131,6 +136,29 @@ class Judge:
 
         return self._verdict(question, system, "one of " + ", ".join(answers), read)
 
+    def prefer(self, question: str, one: str, other: str, *, system: str = "") -> float:
+        """Ask which of two texts is better, twice, with either of them first.
+
+        Judges tend to prefer what they read first (arXiv:2306.05685, section 3.3), so a preference
+        counts only if it stays when the order is swapped.
+
+        Args:
+            question: What the judge is told before the texts, and by what it is to choose.
+            one: A text.
+            other: The text it is compared with.
+            system: What the model is told first.
+
+        Returns:
+            1 when ``one`` is preferred both times, 0 when ``other`` is, else 0.5.
+
+        Raises:
+            EndpointError: When there is no answer.
+            ValueError: When an answer cannot be read, several times over.
+        """
+        straight = self.choose(_pair(question, one, other), _CHOICES, system=system)
+        swapped = self.choose(_pair(question, other, one), _CHOICES, system=system)
+        return {("first", "second"): 1.0, ("second", "first"): 0.0}.get((straight, swapped), 0.5)
+
     def close(self) -> None:
         """Hang up; may be called twice."""
         self._end()
@@ -151,6 +179,21 @@ class Judge:
         raise ValueError(
             f"the judge was asked {NUM_TRIES} times for {wanted} and said {first_line(said, 80)!r}"
         )
+
+
+def fenced(tag: str, text: str) -> str:
+    """Return a text between tags; the tags that judges are shown cannot be set inside it.
+
+    Args:
+        tag: One of ``TAGS``.
+        text: Anything.
+    """
+    inner = _SET_TAG.sub("<\u2060\\1>", text)
+    return f"<{tag}>\n{inner}\n</{tag}>"
+
+
+def _pair(question: str, first: str, second: str) -> str:
+    return f"{question}\n\n{fenced('first', first)}\n\n{fenced('second', second)}"
 
 
 def key_from(variable: str | None) -> str:

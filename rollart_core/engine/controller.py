@@ -1,8 +1,11 @@
 """The loop of a run: it carries events to the scheduler and does what the scheduler answers.
 
     scheduler says        the controller                            and tells it
-    StartEpisode     ->   runs the episode as a task           ->   EpisodeFinished | EpisodeFailed
+    StartEpisode     ->   runs the episode as a task           ->   EpisodePlayed, which frees its
+                                                                    place while it is scored, and
+                                                                    EpisodeFinished | EpisodeFailed
     AbortEpisode     ->   cancels that task
+    ScoreGroup       ->   has a group scored that waits for it
     CompleteGroup    ->   builds the group, asks the filter    ->   GroupKept | GroupFiltered
     TrainBatch       ->   trains, publishes, checkpoints       ->   BatchTrained
                           and swaps the engines meanwhile      ->   WeightsLoaded
@@ -25,6 +28,7 @@ from typing import Protocol
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
 from rollart_core.engine.buffer import Buffer
+from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.events import (
     AbortEpisode,
     Action,
@@ -33,11 +37,13 @@ from rollart_core.engine.events import (
     DropGroup,
     EpisodeFailed,
     EpisodeFinished,
+    EpisodePlayed,
     Event,
     GroupFiltered,
     GroupKept,
     LoseTicket,
     RunStarted,
+    ScoreGroup,
     StartEpisode,
     StopRequested,
     StopRun,
@@ -81,6 +87,16 @@ class BatchRecord:
     train_s: float
 
 
+class Scoring(Protocol):
+    """The scoring room, as far as the loop has to do with it."""
+
+    on_played: Callable[[str, int], None] | None
+    """Hears the ticket and the attempt of an episode that only waits for its score."""
+
+    def score_group(self, ticket_ids: Sequence[str]) -> None:
+        """Score the members of a group, who all wait."""
+
+
 class Recorder(Protocol):
     """Whoever keeps what happens: the journal, trackers, hooks, the progress display."""
 
@@ -114,6 +130,12 @@ class ControllerParts:
     engines: EnginesPart
     keep_group: Callable[[Group], bool]
     recorder: Recorder
+    scoring: Scoring | None = None
+    """None: every episode holds its place until it has its score."""
+    drops_equal: bool = False
+    """Whether groups whose rewards are all equal are not trained."""
+    curriculum: CurriculumTasks | None = None
+    """What hears of groups that have ended, where the run has one."""
 
 
 class Controller:
@@ -147,6 +169,9 @@ class Controller:
                 are ended before.
         """
         timer = self._stop_later()
+        scoring = self._parts.scoring
+        if scoring is not None:
+            scoring.on_played = self._played
         try:
             self._handle(started)
             while self._stopped is None:
@@ -158,6 +183,8 @@ class Controller:
         finally:
             if timer is not None:
                 timer.cancel()
+            if scoring is not None:
+                scoring.on_played = None
             await self._end_everything()
 
     def request_stop(self, reason: str) -> None:
@@ -176,6 +203,9 @@ class Controller:
         match action:
             case StartEpisode():
                 self._start(action.ticket, action.start_version)
+            case ScoreGroup():
+                assert self._parts.scoring is not None, "a group to score, and nobody who does"
+                self._parts.scoring.score_group(action.ticket_ids)
             case CompleteGroup():
                 self._complete(action)
             case TrainBatch():
@@ -221,6 +251,9 @@ class Controller:
             EpisodeFinished(ticket.ticket_id, ticket.attempt, trajectory.oldest_version)
         )
 
+    def _played(self, ticket_id: str, attempt: int) -> None:
+        self._events.put_nowait(EpisodePlayed(ticket_id, attempt))
+
     def _abort(self, action: AbortEpisode) -> None:
         self._forget_expiry(action.ticket_id)
         task = self._episodes.pop(action.ticket_id, None)
@@ -236,6 +269,11 @@ class Controller:
 
     def _complete(self, action: CompleteGroup) -> None:
         group = self._parts.buffer.complete(action.group_id, action.lost)
+        if self._parts.curriculum:
+            self._parts.curriculum.heed(group)
+        if self._parts.drops_equal and _all_equal(group):
+            self._events.put_nowait(GroupFiltered(action.group_id, "equal"))
+            return
         kept = self._parts.keep_group(group)
         self._events.put_nowait((GroupKept if kept else GroupFiltered)(action.group_id))
 
@@ -254,6 +292,8 @@ class Controller:
             waited_s=began - self._idle_since,
             train_s=time.perf_counter() - began,
         )
+        if self._parts.curriculum:
+            self._parts.curriculum.turn()
         await self._parts.recorder.batch_trained(record)
         self._idle_since = time.perf_counter()
         self._events.put_nowait(BatchTrained(publication.policy_version))
@@ -300,3 +340,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._episodes.clear()
+
+
+def _all_equal(group: Group) -> bool:
+    return len({t.reward for t in group.trajectories}) == 1

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias
 
 from rollart_core.types import Failure, FailureKind, Task, Ticket
 
-DropReason = Literal["too_small", "filtered", "too_stale", "stopped"]
-"""Why a whole group is not trained; ``stopped``: the run ended before it could be."""
+DropReason = Literal["too_small", "filtered", "equal", "too_stale", "stopped"]
+"""Why a whole group is not trained; ``equal``: all its rewards are; ``stopped``: the run ended
+before it could be."""
 
 StopKind = Literal["done", "requested", "failures"]
 
@@ -32,6 +33,10 @@ class SchedulePolicy:
     """Members a group begins with beyond ``group_size``; the last to finish are aborted."""
     mode: Literal["sync", "async"] = "async"
     min_group_size: int = 1
+    requeues_small: bool = False
+    """Whether the task of a group that is too small comes again, instead of the next one."""
+    max_equal_groups: int | None = None
+    """So many groups in a row that are dropped for being ``equal`` end the run."""
     max_staleness: int = 1
     """In versions; ``mode="sync"`` reads it as 0."""
     on_stale: Literal["wait", "drop"] = "wait"
@@ -41,6 +46,8 @@ class SchedulePolicy:
     failure_window: int = 64
     num_batches: int | None = None
     """Trainer version at which the run is done; None: until told to stop."""
+    scored_together: frozenset[str] = frozenset()
+    """Environments whose reward sees a whole group."""
 
     def __post_init__(self) -> None:
         at_least_one = (
@@ -98,6 +105,14 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodePlayed:
+    """An episode has come to its end and only waits for its score: its place is free."""
+
+    ticket_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeFinished:
     """An episode ended with a reward (finished or truncated)."""
 
@@ -131,9 +146,10 @@ class GroupKept:
 
 @dataclass(frozen=True, slots=True)
 class GroupFiltered:
-    """The filter hook dropped a complete group."""
+    """A complete group is not to be trained: the filter hook says so, or its rewards do."""
 
     group_id: str
+    reason: Literal["filtered", "equal"] = "filtered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +175,7 @@ class StopRequested:
 
 Event: TypeAlias = (
     RunStarted
+    | EpisodePlayed
     | EpisodeFinished
     | EpisodeFailed
     | TicketExpired
@@ -192,6 +209,14 @@ class LoseTicket:
 
     ticket_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreGroup:
+    """All members that are left have played and wait: score them together."""
+
+    group_id: str
+    ticket_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +258,14 @@ class StopRun:
 
 
 Action: TypeAlias = (
-    StartEpisode | AbortEpisode | LoseTicket | CompleteGroup | TrainBatch | DropGroup | StopRun
+    StartEpisode
+    | AbortEpisode
+    | LoseTicket
+    | ScoreGroup
+    | CompleteGroup
+    | TrainBatch
+    | DropGroup
+    | StopRun
 )
 
 
@@ -245,7 +277,7 @@ class Snapshot:
     """Of the trainer."""
     engine_version: int
     num_running: int
-    """Episodes."""
+    """Episodes that hold a place."""
     num_queued: int
     """Tickets of admitted groups that wait for a free place."""
     num_open_groups: int
@@ -274,3 +306,5 @@ class Snapshot:
     returned: int
     """Groups of an earlier life that were admitted again."""
     batches: int
+    num_scoring: int = 0
+    """Episodes that only wait for their score."""

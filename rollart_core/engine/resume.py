@@ -35,6 +35,7 @@ FREE_KEYS = (
     "runs_dir",
     "runtime",
     "scaling",
+    "scoring",
     "stop",
     "trackers",
     "trainer",
@@ -48,8 +49,8 @@ how large an update is. All else decides what is trained, or is promised of it."
 class RestorableTasks(Protocol):
     """A task source that can go on."""
 
-    def next(self) -> Task:
-        """Return the next task."""
+    def given(self, task: Task) -> None:
+        """Go past a task that was given out before."""
 
     def requeue(self, task: Task) -> None:
         """Put a task back."""
@@ -118,7 +119,7 @@ def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> i
             if put_back and num_requeued > state.num_requeued:
                 source.requeue(task)
             elif not put_back and ordinal(group_id) >= state.next_ordinal:
-                source.next()
+                source.given(task)
     return num_requeued
 
 

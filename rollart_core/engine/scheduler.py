@@ -1,7 +1,8 @@
 """Which episode runs when, and what is trained: events in, actions out.
 
     RunStarted, WeightsLoaded ----+
-    EpisodeFinished / -Failed ----|                    +--> StartEpisode, AbortEpisode, LoseTicket
+    EpisodePlayed ----------------|                    +--> StartEpisode, AbortEpisode, LoseTicket
+    EpisodeFinished / -Failed ----|                    +--> ScoreGroup
     TicketExpired ----------------|--> Scheduler.handle --> CompleteGroup, DropGroup
     GroupKept / GroupFiltered ----|                    +--> TrainBatch
     BatchTrained, StopRequested --+                    +--> StopRun
@@ -39,6 +40,7 @@ from rollart_core.engine.events import (
     DropReason,
     EpisodeFailed,
     EpisodeFinished,
+    EpisodePlayed,
     Event,
     GroupFiltered,
     GroupKept,
@@ -46,6 +48,7 @@ from rollart_core.engine.events import (
     ReturningGroup,
     RunStarted,
     SchedulePolicy,
+    ScoreGroup,
     Snapshot,
     StartEpisode,
     StopKind,
@@ -68,15 +71,19 @@ class Tasks(Protocol):
         """Put a task back, to come first."""
 
 
+_State = Literal["queued", "running", "scoring", "finished", "lost", "redundant"]
+"""``scoring``: it has played, holds no place, and waits for its score."""
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """One ticket of a group."""
 
     ticket: Ticket
     group: _Group
-    state: Literal["queued", "running", "finished", "lost", "redundant"] = "queued"
+    state: _State = "queued"
     version: int = -1
-    """While running: the version it began with; when finished: its oldest."""
+    """While running or scoring: the version it began with; when finished: its oldest."""
     first_attempt: int = 0
     """Of this life of the run: retries are counted from here."""
 
@@ -99,7 +106,12 @@ class _Group:
 
     @property
     def num_unsettled(self) -> int:
-        return sum(m.state in ("queued", "running") for m in self.members)
+        return sum(m.state in _UNSETTLED for m in self.members)
+
+    @property
+    def num_waiting(self) -> int:
+        """Members that have played and wait for their score."""
+        return sum(m.state == "scoring" for m in self.members)
 
     @property
     def num_finished(self) -> int:
@@ -110,7 +122,9 @@ class _Group:
         return min((m.version for m in self.members if m.state in _LIVE), default=None)
 
 
-_LIVE = ("running", "finished")
+_UNSETTLED = ("queued", "running", "scoring")
+_EXECUTED = ("running", "scoring")
+_LIVE = ("running", "scoring", "finished")
 
 
 class Scheduler:
@@ -134,6 +148,7 @@ class Scheduler:
         self._unconsumed = Deadlines()
         self._ready = Deadlines()
         self._attempts = Attempts(policy.failure_window)
+        self._num_equal = 0
         self._counts = _Counts()
         self._actions: list[Action] = []
 
@@ -158,6 +173,7 @@ class Scheduler:
             engine_version=self._engine_version,
             num_running=self._num_running,
             num_queued=sum(m.state == "queued" for m in self._members.values()),
+            num_scoring=sum(m.state == "scoring" for m in self._members.values()),
             num_open_groups=len(self._unconsumed) - len(self._ready),
             num_ready_groups=len(self._ready),
             dispatched=c.dispatched,
@@ -183,8 +199,16 @@ class Scheduler:
         self._next_ordinal = event.next_ordinal
         self._returning.extend(event.returning)
 
+    def _on_episode_played(self, event: EpisodePlayed) -> None:
+        member = self._executed_member(event.ticket_id, event.attempt)
+        if member is None or member.state == "scoring":
+            return
+        self._leave_running(member, "scoring")
+        if self._scored_together(member.group):
+            self._score_group(member.group)
+
     def _on_episode_finished(self, event: EpisodeFinished) -> None:
-        member = self._running_member(event.ticket_id, event.attempt)
+        member = self._executed_member(event.ticket_id, event.attempt)
         if member is None:
             return
         self._leave_running(member, "finished")
@@ -194,7 +218,7 @@ class Scheduler:
         self._settle(member.group)
 
     def _on_episode_failed(self, event: EpisodeFailed) -> None:
-        member = self._running_member(event.ticket_id, event.attempt)
+        member = self._executed_member(event.ticket_id, event.attempt)
         if member is None:
             return
         ticket = member.ticket
@@ -211,10 +235,10 @@ class Scheduler:
 
     def _on_ticket_expired(self, event: TicketExpired) -> None:
         member = self._members.get(event.ticket_id)
-        if member is None or member.state not in ("queued", "running"):
+        if member is None or member.state not in _UNSETTLED:
             return
         reason = "the deadline over all attempts passed"
-        if member.state == "running":
+        if member.state in _EXECUTED:
             self._actions.append(AbortEpisode(event.ticket_id, reason))
             failure = Failure(FailureKind.TIMEOUT, "ticket", reason, retryable=False)
             self._count_failure(member.ticket.task.env_id, failure)
@@ -225,11 +249,22 @@ class Scheduler:
         if group is not None and group.state == "judged":
             group.state = "ready"
             self._ready.add(group.deadline)
+            self._num_equal = 0
 
     def _on_group_filtered(self, event: GroupFiltered) -> None:
         group = self._groups.get(event.group_id)
-        if group is not None and group.state == "judged":
-            self._drop(group, "filtered")
+        if group is None or group.state != "judged":
+            return
+        self._drop(group, event.reason)
+        self._num_equal += event.reason == "equal"
+        limit = self.policy.max_equal_groups
+        if limit is not None and self._num_equal >= limit:
+            self._begin_stop(
+                f"the rewards of {self._num_equal} groups in a row were all equal, so that none "
+                "teaches anything: make tasks easier or harder, warm the policy up, or raise "
+                "rollout.max_equal_groups",
+                "failures",
+            )
 
     def _on_weights_loaded(self, event: WeightsLoaded) -> None:
         self._engine_version = max(self._engine_version, event.policy_version)
@@ -246,15 +281,13 @@ class Scheduler:
 
     # Members and groups
 
-    def _running_member(self, ticket_id: str, attempt: int) -> _Member | None:
+    def _executed_member(self, ticket_id: str, attempt: int) -> _Member | None:
         member = self._members.get(ticket_id)
-        if member is None or member.state != "running" or member.ticket.attempt != attempt:
+        if member is None or member.state not in _EXECUTED or member.ticket.attempt != attempt:
             return None
         return member
 
-    def _leave_running(
-        self, member: _Member, state: Literal["queued", "finished", "lost", "redundant"]
-    ) -> None:
+    def _leave_running(self, member: _Member, state: _State) -> None:
         self._num_running -= member.state == "running"
         member.state = state
 
@@ -269,20 +302,37 @@ class Scheduler:
             self._abort_rest(group)
         self._update_deadline(group)
         if group.num_unsettled:
+            if self._scored_together(group):
+                self._score_group(group)
             return
         if group.num_finished < self.policy.min_group_size:
-            self._drop(group, "too_small")
+            self._drop(group, "too_small", requeue=self.policy.requeues_small)
             return
         group.state = "judged"
         missing = tuple(m.ticket.index for m in group.members if m.state != "finished")
         self._actions.append(CompleteGroup(group.group_id, missing))
 
-    def _abort_rest(self, group: _Group) -> None:
+    def _scored_together(self, group: _Group) -> bool:
+        return group.task.env_id in self.policy.scored_together
+
+    def _score_group(self, group: _Group) -> None:
+        """Have a group scored once all members that it needs, or has left, wait for it."""
+        if group.num_waiting >= self.policy.group_size:
+            self._abort_rest(group, keep="scoring")
+        if group.num_finished or group.num_waiting < group.num_unsettled:
+            return  # its scores arrive, or members still play
+        waiting = tuple(m.ticket.ticket_id for m in group.members if m.state == "scoring")
+        if len(waiting) < self.policy.min_group_size:
+            self._drop(group, "too_small")
+        else:
+            self._actions.append(ScoreGroup(group.group_id, waiting))
+
+    def _abort_rest(self, group: _Group, *, keep: _State | None = None) -> None:
         """Give up the members that are not needed: no failure, and nothing that is retried."""
         for member in group.members:
-            if member.state not in ("queued", "running"):
+            if member.state not in _UNSETTLED or member.state == keep:
                 continue
-            if member.state == "running" or member.num_retries:
+            if member.state in _EXECUTED or member.num_retries:
                 self._counts.aborted += 1
                 self._actions.append(AbortEpisode(member.ticket.ticket_id, REDUNDANT))
             self._leave_running(member, "redundant")
@@ -305,7 +355,7 @@ class Scheduler:
 
     def _drop(self, group: _Group, reason: DropReason, *, requeue: bool = False) -> None:
         for member in group.members:
-            if member.state == "running":
+            if member.state in _EXECUTED:
                 self._leave_running(member, "lost")
                 self._counts.aborted += 1
                 self._actions.append(AbortEpisode(member.ticket.ticket_id, reason))
@@ -458,6 +508,7 @@ class Scheduler:
 
 _HANDLERS: Mapping[type, object] = {
     RunStarted: Scheduler._on_run_started,
+    EpisodePlayed: Scheduler._on_episode_played,
     EpisodeFinished: Scheduler._on_episode_finished,
     EpisodeFailed: Scheduler._on_episode_failed,
     TicketExpired: Scheduler._on_ticket_expired,

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -359,7 +359,8 @@ def _from_dict(row: dict[str, object]) -> Trajectory:
 
 
 def _sample(row: dict[str, object]) -> Sample:
-    return Sample(**{k: np.array(row[k], dtype) for k, dtype in _SAMPLE_TYPES.items()})
+    arrays: dict[str, Any] = {k: np.array(row[k], dtype) for k, dtype in _SAMPLE_TYPES.items()}
+    return Sample(**arrays)
 
 
 def _turn(row: dict[str, object]) -> Turn:

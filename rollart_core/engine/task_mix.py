@@ -30,6 +30,9 @@ class Tasks(Protocol):
     def requeue(self, task: Task) -> None:
         """Put a task back, to come before all new ones."""
 
+    def given(self, task: Task) -> None:
+        """Take note that a task was given out in an earlier life of the run, in its order."""
+
     def state(self) -> TaskSourceState:
         """Return where it stands."""
 
@@ -73,6 +76,10 @@ class TaskMix:
         """Put a task back, to come before all new ones."""
         self._requeued.append(task)
 
+    def given(self, task: Task) -> None:
+        """Go past a task that was given out before; the order is always the same."""
+        self.next()
+
     def state(self) -> TaskSourceState:
         """Return where it stands."""
         return TaskSourceState(self._position, tuple(self._requeued))
@@ -96,12 +103,17 @@ def turns(weights: Sequence[float], seed: int) -> Iterator[int]:
     ``1 / weights[i]``, and the turn is that of who is furthest behind. Each begins at a seeded
     place within its first stride.
     """
-    places = [_fraction(f"mix/{seed}/{i}") / w for i, w in enumerate(weights)]
+    places = beginnings(weights, seed)
     given = [0] * len(weights)
     while True:
         who = min(range(len(weights)), key=lambda i: (places[i] + given[i] / weights[i], i))
         given[who] += 1
         yield who
+
+
+def beginnings(weights: Sequence[float], seed: int) -> list[float]:
+    """Return where each begins: at a seeded place within its first stride."""
+    return [_fraction(f"mix/{seed}/{i}") / w for i, w in enumerate(weights)]
 
 
 def shares(weights: Sequence[float], n: int) -> list[int]:

@@ -7,10 +7,11 @@ an environment. The same arguments give the same order on every machine and Pyth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class TaskSourceState:
     """Tasks given out so far, requeued ones not counted again."""
     requeued: tuple[Task, ...] = ()
     """They come first, in this order."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What else a curriculum knows."""
 
 
 class TaskSource:
@@ -63,6 +66,10 @@ class TaskSource:
     def requeue(self, task: Task) -> None:
         """Put a task back, to come before all new ones."""
         self._requeued.append(task)
+
+    def given(self, task: Task) -> None:
+        """Go past a task that was given out before; the order is always the same."""
+        self.next()
 
     def state(self) -> TaskSourceState:
         """Return where it stands."""

@@ -51,14 +51,15 @@ class HuggingFaceRunner(Runner):
         wanted, rows, first = set(batch.wanted.tolist()), [], 0
         for i, length in enumerate(batch.lengths.tolist()):
             ids = batch.token_ids[first : first + length].tolist()
-            logits = self._segment(int(batch.slots[i]), int(batch.starts[i]), ids)
-            if i in wanted:
+            keep = length if batch.every_row else 1
+            logits = self._segment(int(batch.slots[i]), int(batch.starts[i]), ids, keep)
+            if batch.every_row or i in wanted:
                 rows.append(logits)
             first += length
-        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, device=self._device)
+        return torch.cat(rows) if rows else torch.empty(0, self.vocab_size, device=self._device)
 
-    def _segment(self, slot: int, start: int, ids: list[int]) -> torch.Tensor:
-        """Run one segment on a slot's cache and return the last row's logits ``[vocab]``."""
+    def _segment(self, slot: int, start: int, ids: list[int], keep: int = 1) -> torch.Tensor:
+        """Run one segment on a slot's cache and return its last rows' logits ``[keep, vocab]``."""
         kept = self._tokens[slot]
         if len(kept) != start and not self._crop(slot, start):
             ids = kept[:start] + ids  # a cache that cannot be cut is computed again
@@ -67,11 +68,11 @@ class HuggingFaceRunner(Runner):
             torch.tensor([ids], device=self._device),
             past_key_values=self._caches[slot],
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=keep,
         )
         self._caches[slot] = result.past_key_values
         self._tokens[slot] = kept[:start] + ids
-        logits: torch.Tensor = result.logits[0, -1].float()
+        logits: torch.Tensor = result.logits[0, -keep:].float()
         return logits
 
     def _crop(self, slot: int, length: int) -> bool:

@@ -55,7 +55,7 @@ def lay_out(batch: TokenBatch, *, split: bool) -> Layout:
     num = batch.num_tokens
     ends = np.cumsum(batch.lengths)
     first = ends - batch.lengths
-    wanted_rows = ends[batch.wanted] - 1
+    wanted_rows = np.arange(num) if batch.every_row else ends[batch.wanted] - 1
     positions = np.arange(num) + np.repeat(batch.starts - first, batch.lengths)
     items = Items(first, batch.lengths, batch.slots, batch.starts)
     slots = np.repeat(batch.slots, batch.lengths)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ class TokenBatch:
     """``[S]``; at least 1."""
     wanted: Int64Array
     """``[R]``; segments whose last row's logits are wanted, ascending."""
+    every_row: bool = field(default=False, kw_only=True)
+    """The logits of all ``N`` rows are wanted; ``wanted`` does not count then."""
 
     @property
     def num_tokens(self) -> int:

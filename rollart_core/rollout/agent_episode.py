@@ -99,8 +99,7 @@ async def run_agent_episode(
     try:
         async with TimeLimit("episode", parts.limits.episode_s):
             result = await _play(ticket, start_version, parts, record, temperature)
-        async with TimeLimit("reward", parts.limits.reward_s):
-            scored = await parts.score(_request(ticket, record, result))
+        scored = await parts.score(_request(ticket, record, result))
     except EpisodeError as e:
         # A program that waits in vain for an answer fails by its deadline, but not of it.
         missing = record.seat.failure if record.seat else None
@@ -217,4 +216,6 @@ def _request(ticket: Ticket, record: _Record, result: AgentResult) -> RewardRequ
         truncated=record.truncated,
         num_turns=len(turns),
         num_loss_tokens=sum(turn.num_new_tokens for turn in turns),
+        context=result.context,
+        attempt=ticket.attempt,
     )

@@ -84,6 +84,11 @@ class EnvEpisode:
         observed: Observed = await self._call("step", action, timeout_s=self._timeouts.step_s)
         return observed
 
+    async def oracle(self) -> str | None:
+        """Return the expert's next action."""
+        action: str | None = await self._call("oracle", timeout_s=self._timeouts.step_s)
+        return action
+
     async def prepare(self, env: EnvRef, ticket: Ticket) -> AgentStart:
         """Begin the ticket's task, of an agent."""
         self.is_agent = True

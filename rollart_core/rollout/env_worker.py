@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, boundary
@@ -22,6 +23,9 @@ from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.tools.tool_set import checked_tools
 from rollart_core.types import Message, Observation, ToolCall, ToolSpec
+
+MAX_CONTEXT_BYTES: Final = 1_000_000
+"""What an environment hands to its reward travels with every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Observed:
     """How many characters of the observation were left out."""
     tools: tuple[ToolSpec, ...] = ()
     """What the policy may call in this episode; of a reset."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """What the run's reward is to know: ``info["reward_context"]``."""
 
     @property
     def done(self) -> bool:
@@ -132,6 +138,23 @@ class EnvWorker:
                     )
                 observation, reward, terminated, truncated, info = answer
                 return self._observed(observation, reward, (terminated, truncated), info)
+
+    async def oracle(self, episode_id: str, *, timeout_s: float) -> str | None:
+        """Return the expert's next action in an episode; None when it has none.
+
+        Raises:
+            EnvironmentFailure: When the environment has no ``oracle()``, or it raised.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.oracle")
+        async with TimeLimit("env.oracle", timeout_s):
+            with boundary(EnvironmentFailure, "env.oracle"):
+                if not callable(getattr(seat.env, "oracle", None)):
+                    raise TypeError(f"{type(seat.env).__name__} has no oracle() to learn from")
+                action = await self._threads.run(lambda: seat.env.oracle())
+                return None if action is None else str(action)
 
     async def prepare(
         self,
@@ -276,6 +299,7 @@ class EnvWorker:
         text, cut = _bounded(_checked(observation), self._max_chars)
         success = info.get("success")
         parts = info.get("reward_components") or {}
+        context = info.get("reward_context")
         return Observed(
             observation=text,
             reward=value,
@@ -285,6 +309,7 @@ class EnvWorker:
             components={str(k): float(v) for k, v in parts.items()},
             invalid_action=bool(info.get("invalid_action", False)),
             cut_chars=cut,
+            context=_context(context) if context else {},
         )
 
 
@@ -295,7 +320,29 @@ def _result(result: AgentResult) -> AgentResult:
         raise ValueError(f"reward is {reward}")
     success = None if result.success is None else bool(result.success)
     components = {str(k): float(v) for k, v in (result.components or {}).items()}
-    return AgentResult(reward, success, components, bool(result.truncated))
+    context = _context(result.context) if result.context else {}
+    return AgentResult(reward, success, components, bool(result.truncated), context)
+
+
+def _context(value: Any) -> dict[str, Any]:
+    """Return what the reward is to know as plain JSON.
+
+    Raises:
+        ValueError: When it is none, or larger than ``MAX_CONTEXT_BYTES``.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"reward_context must be plain JSON: {e}") from e
+    if not isinstance(value, Mapping):
+        raise ValueError(f"reward_context must be a dict, not {type(value).__name__}")
+    if len(text) > MAX_CONTEXT_BYTES:
+        raise ValueError(
+            f"reward_context has {len(text)} bytes, more than {MAX_CONTEXT_BYTES}: let the reward "
+            "find large things by itself, and hand it only what to look for"
+        )
+    plain: dict[str, Any] = json.loads(text)
+    return plain
 
 
 def _checked(observation: Any) -> Observation:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -93,7 +93,6 @@ class EpisodeLimits:
     temperature: float
     timeouts: PhaseTimeouts
     generate_s: float
-    reward_s: float
     episode_s: float
 
 
@@ -106,9 +105,12 @@ class EpisodeParts:
     engine: Generator
     new_conversation: Callable[[], Talk]
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
+    """Keeps its own deadline (``deadlines.reward_s``), which runs from the first try on."""
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int
+    expert: Callable[[EnvEpisode, GenerateRequest], Awaitable[GenerateResult]] | None = None
+    """Acts in place of the engine: in demonstrations."""
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class _Record:
     last: Observed | None = None
     truncated: bool = False
     tools: ToolSet | None = None
+    context: dict[str, Any] = field(default_factory=dict)
 
 
 async def run_episode(
@@ -161,8 +164,7 @@ async def run_episode(
     try:
         async with TimeLimit("episode", parts.limits.episode_s):
             conversation = await _play(ticket, parts, record, temperature)
-        async with TimeLimit("reward", parts.limits.reward_s):
-            result = await parts.score(_request(ticket, record, conversation))
+        result = await parts.score(_request(ticket, record, conversation))
     except EpisodeError as e:
         return failed(e.failure())
     except asyncio.CancelledError:
@@ -193,6 +195,7 @@ async def _play(
     try:
         async with parts.envs.episode(session_id, parts.limits.timeouts) as episode:
             observed = await episode.reset(parts.env, ticket)
+            record.context.update(observed.context)
             if observed.tools:
                 with boundary(EnvironmentFailure, "tools"):
                     record.tools = ToolSet(observed.tools)
@@ -233,7 +236,10 @@ async def _turn(
     began = time.perf_counter()
     async with TimeLimit("generate", parts.limits.generate_s):
         with boundary(InferenceFailure, "generate"):
-            result = await parts.engine.generate(request)
+            if parts.expert is None:
+                result = await parts.engine.generate(request)
+            else:
+                result = await parts.expert(episode, request)
     if result.finish_reason == "abort":
         raise CancelledFailure("generation was aborted", boundary="generate")
     with boundary(InferenceFailure, "conversation"):
@@ -258,6 +264,7 @@ async def _turn(
     )
     record.messages += [*_messages(observed.observation), said]
     record.env_return += answer.reward
+    record.context.update(answer.context)
     record.last = answer
     return answer
 
@@ -305,6 +312,8 @@ def _request(ticket: Ticket, record: _Record, conversation: Talk) -> RewardReque
         truncated=record.truncated,
         num_turns=len(record.turns),
         num_loss_tokens=sum(t.num_new_tokens for t in record.turns),
+        context=record.context,
+        attempt=ticket.attempt,
     )
 
 

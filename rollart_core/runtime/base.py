@@ -14,6 +14,7 @@ from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import RollartError
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.router import Router
+from rollart_core.rollout.teacher import Teacher
 from rollart_core.types import Sample, Task
 
 TakeSamples = Callable[[int], Awaitable[list[Sample]]]
@@ -58,6 +59,9 @@ class Runtime(Protocol):
 
     async def start_model(self, model_path: str) -> tuple[Router, TrainerHandle]:
         """Start inference engines and trainer on a model."""
+
+    async def start_teacher(self) -> Teacher:
+        """Start the engines that hold the teacher, of a run that has one."""
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start whoever makes demonstrations."""

@@ -59,6 +59,7 @@ class InlineRuntime(PartsRuntime):
         """Return an unstarted process of this machine."""
         threads = {
             "engine": self._inline.engine_threads,
+            "teacher": self._inline.engine_threads,
             "trainer": self._inline.trainer_threads,
             "model": 2,
         }

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from rollart_core.config import ModelPath, NewModel, RayRuntime
+from rollart_core.engine.attempts import Attempts
+from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.evaluate import EvaluationResult, evaluate
 from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -28,9 +30,10 @@ from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.resume import check_resume
 from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
 from rollart_core.engine.run_lock import run_lock
-from rollart_core.errors import RollartError, TrainerLost
+from rollart_core.errors import RollartError, TooManyFailures, TrainerLost
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.router import Router, combined
+from rollart_core.rollout.teacher import RunEpisode
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.parts_runtime import PartsRuntime
@@ -80,6 +83,7 @@ class _Launch:
         self._interrupted = False
         self._warm: WarmStartResult | None = None
         self._envs = RunEnvs(run)
+        self._first_attempts = Attempts(run.config.failures.window)
         self._plan: RunPlan | None = None
 
     async def execute(self) -> RunReport:
@@ -97,7 +101,9 @@ class _Launch:
         recorder = RunRecorder(self._run, run_dir, self._observer)
         runtime.tell = recorder.event
         runtime.on_lost = self._fail
-        recorder.gauges = runtime.gauges
+        scoring = self._envs.scoring
+        scoring.tell = recorder.event
+        recorder.gauges = lambda: {**runtime.gauges(), **scoring.metrics()}
         elastic = Elastic(runtime, self._config.scaling, recorder.event)
         report: RunReport | None = None
         with self._interrupts(), ExitStack() as until_end:
@@ -130,14 +136,19 @@ class _Launch:
             await self._envs.open()
         until_end.enter_context(short_pauses())
         state = await self._begin(runtime, router, trainer, recorder, model_path)
+        source = self._envs.source()
+        if isinstance(source, CurriculumTasks):
+            of_parts = recorder.gauges
+            recorder.gauges = lambda: {**of_parts(), **source.gauges()}
         training = self._training = TrainPhase(
             self._run,
             TrainParts(
                 recorder=recorder,
                 trainer=trainer,
                 engines=router,
-                run_episode=partial(self._envs.run_episode, on_cancel=recorder.cancelled),
-                source=self._envs.source(),
+                run_episode=await self._episodes(runtime, recorder),
+                source=source,
+                scoring=self._envs.scoring,
             ),
         )
         await training.prepare(state)
@@ -157,6 +168,16 @@ class _Launch:
         report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
         write_json(run_dir / "report.json", report.as_dict())
         return report
+
+    async def _episodes(self, runtime: Runtime, recorder: RunRecorder) -> RunEpisode:
+        """Return how the tickets that are trained are executed."""
+        envs = self._envs
+        run = envs.demonstrate if self._run.demonstrates else envs.run_episode
+        episodes: RunEpisode = partial(run, on_cancel=recorder.cancelled)
+        if self._config.teacher is None:
+            return episodes
+        teacher = await runtime.start_teacher()
+        return teacher.after(episodes)
 
     async def _export(self, trainer: TrainerHandle, recorder: RunRecorder, model_path: str) -> None:
         """Write the trained model; a trainer that is lost over it gets one more try."""
@@ -245,6 +266,18 @@ class _Launch:
     async def _attempt(self, version: int, temperature: float | None, ticket: Ticket) -> Trajectory:
         return await self._envs.run_episode(ticket, version, temperature=temperature)
 
+    async def _first_attempt(self, temperature: float | None, ticket: Ticket) -> Trajectory:
+        """Play before anything is trained: what always fails is not worth training on.
+
+        Raises:
+            TooManyFailures: When most of the last ones failed, as while training.
+        """
+        trajectory = await self._attempt(0, temperature, ticket)
+        self._first_attempts.add(ticket.task.env_id, trajectory.failure)
+        if why := self._first_attempts.excess(self._config.failures.max_rate):
+            raise TooManyFailures(f"evaluation before training: {why}")
+        return trajectory
+
     async def _evaluate(self, when: str) -> tuple[EvaluationResult, EvaluationResult | None]:
         config = self._config.evaluation
         tasks = self._envs.tasks("evaluation_split", config.tasks)
@@ -254,13 +287,14 @@ class _Launch:
         if config.greedy:
             kinds.append(("greedy", tasks, 0.0))
         results: list[EvaluationResult] = []
+        attempt = self._first_attempt if when == "before" else partial(self._attempt, 0)
         for kind, repeated, temperature in kinds:
             async with self._phase(f"evaluate {when}", f"{len(repeated)} tasks, {kind}"):
                 # The same name before and after: both draw the same random numbers, which makes
                 # the paired difference sharper.
                 result = await evaluate(
                     repeated,
-                    partial(self._attempt, 0, temperature),
+                    partial(attempt, temperature),
                     name=f"eval-{kind}",
                     max_concurrent=self._config.rollout.max_concurrent,
                 )
@@ -269,6 +303,8 @@ class _Launch:
             for name, one in parts.items():
                 success, score = one.success.mean, one.score.mean
                 said = f"{when}: {name}{kind} success {success:.1%}, score {score:.3f}"
+                if not one.success.n:
+                    said = f"{when}: {name}{kind}: none of {one.num_failed} episodes came to an end"
                 self._observer.message(said)
         return results[0], results[1] if len(results) > 1 else None
 
@@ -311,6 +347,7 @@ class _Launch:
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
             placement=asdict(placement) if placement else {},
             envs=self._env_reports(recorder, (before, after)),
+            rewards=self._envs.scoring.totals(),
             **recorder.totals(),
         )
 

@@ -24,6 +24,7 @@ from rollart_core.types import Sample, Task
 if TYPE_CHECKING:
     from rollart_core.config import NewModel
     from rollart_core.config import Trainer as TrainerConfig
+    from rollart_core.contracts.algorithm import Algorithm
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel
     from rollart_core.models.tokenizer import ChatTokenizer
@@ -107,6 +108,7 @@ def build_trainer(
     channel: ChannelArgs,
     settings: Mapping[str, Any],
     ranks: RankArgs | None = None,
+    algorithms: Mapping[str, ResolvedPlugin[AlgorithmSpec]] | None = None,
 ) -> Trainer:
     """Build the trainer, or one rank of it.
 
@@ -115,8 +117,9 @@ def build_trainer(
         algorithm: Which algorithm.
         model: Which model.
         channel: Where weights go.
-        settings: ``temperature``, ``deterministic`` and ``seed``.
+        settings: ``temperature``, ``deterministic``, ``seed`` and ``beside``.
         ranks: Which rank this is; None: the only one.
+        algorithms: By the name of the environment, where it has settings of its own; then of all.
     """
     from rollart_core.train import process_group
     from rollart_core.train.trainer import Trainer
@@ -131,13 +134,26 @@ def build_trainer(
         )
     return Trainer(
         config,
-        algorithm.build(),
+        _algorithm(algorithm, algorithms or {}),
         model_path=model.path,
         dtype=model.dtype,
         device=model.device,
         channel=channel.open(),
         **settings,
     )
+
+
+def _algorithm(
+    algorithm: ResolvedPlugin[AlgorithmSpec],
+    algorithms: Mapping[str, ResolvedPlugin[AlgorithmSpec]],
+) -> Algorithm:
+    """Build the algorithm, or one over those of all environments."""
+    if not algorithms:
+        built: Algorithm = algorithm.build()
+        return built
+    from rollart_core.train.mixture import AlgorithmMix
+
+    return AlgorithmMix({name: own.build() for name, own in algorithms.items()})
 
 
 def build_env_worker(num_threads: int, max_observation_chars: int) -> EnvWorker:

@@ -25,6 +25,7 @@ from rollart_core.errors import RollartError, UserError
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, Worker
 from rollart_core.rollout.router import Router
+from rollart_core.rollout.teacher import Teacher
 from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
 from rollart_core.runtime.engine_set import EngineSet
@@ -59,6 +60,7 @@ class PartsRuntime(ABC):
         self._engines: EngineSet | None = None
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
+        self._teachers: list[RemoteEngine] = []
         failures = run.config.failures
         self.tell: Tell = nobody_listens
         """Keeps what becomes of parts: in a run, the journal."""
@@ -90,7 +92,7 @@ class PartsRuntime(ABC):
         """Return an unstarted part.
 
         Args:
-            role: ``engine``, ``trainer``, ``env``, ``model`` or ``demonstrator``.
+            role: ``engine``, ``trainer``, ``env``, ``model``, ``demonstrator`` or ``teacher``.
             index: Which of its role.
         """
 
@@ -130,12 +132,14 @@ class PartsRuntime(ABC):
             {
                 "config": config.trainer,
                 "algorithm": self.run.algorithm,
+                "algorithms": {e.name: e.algorithm for e in self.run.envs if e.algorithm},
                 "model": model,
                 "channel": channel,
                 "settings": {
-                    "temperature": config.rollout.temperature,
+                    "temperature": self.run.trained_temperature,
                     "deterministic": config.deterministic,
                     "seed": config.seed,
+                    "beside": self.run.beside,
                 },
             },
             host=self.trainer_host,
@@ -149,6 +153,32 @@ class PartsRuntime(ABC):
         engines = self._engine_set(self._model(model_path), None)
         await engines.start(self.config.runtime.num_engines)
         return engines.router
+
+    async def start_teacher(self) -> Teacher:
+        """Start the engines that hold the teacher of the run."""
+        config = self.config
+        assert config.teacher is not None
+        assert self.run.teacher is not None
+        model = ModelArgs(config.teacher.path, config.teacher.dtype, self._device)
+        arguments = {
+            "plugin": self.run.teacher,
+            "model": model,
+            "channel": None,
+            "settings": {
+                "deterministic": config.deterministic,
+                "max_context_tokens": config.rollout.max_context_tokens,
+            },
+        }
+        for index in range(config.teacher.num_engines):
+            care = Care(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
+            new_part = partial(self.new_part, "teacher", index)
+            self._teachers.append(RemoteEngine(new_part, arguments, care=care))
+        await asyncio.gather(*(engine.start() for engine in self._teachers))
+        return Teacher(
+            self._teachers,
+            temperature=config.rollout.temperature,
+            limit_s=self.run.deadlines.generate_s,
+        )
 
     def weights_location(self) -> str:
         """Return where trainer and engines open the weight channel."""
@@ -181,7 +211,7 @@ class PartsRuntime(ABC):
     async def close(self) -> None:
         """End every part at once, then remove what they shared."""
         parts = (self._engines, self._trainer, self._envs)
-        closing = [part.close() for part in parts if part is not None]
+        closing = [part.close() for part in (*parts, *self._teachers) if part is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
         for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
@@ -294,6 +324,11 @@ class PartsRuntime(ABC):
             "num_threads": num_threads,
             "max_observation_chars": self.config.rollout.max_observation_chars,
         }
+
+    @property
+    def _device(self) -> str:
+        """What the config says of where models go."""
+        return str(getattr(self.config.model, "device", "auto"))
 
     def _model(self, path: str) -> ModelArgs:
         model = self.config.model

@@ -61,7 +61,12 @@ class PartProcess:
     @property
     def alive(self) -> bool:
         """True while it can be called."""
-        return self._writer is not None and self._reading is not None and not self._reading.done()
+        return (
+            self._writer is not None
+            and not self._writer.is_closing()  # a write has failed, and nothing was read since
+            and self._reading is not None
+            and not self._reading.done()
+        )
 
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None

@@ -18,6 +18,7 @@ from rollart_core.contracts.inference import (
     GenerateResult,
     Health,
     InferenceEngine,
+    ScoreRequest,
     WeightSwap,
 )
 from rollart_core.errors import EngineDied, PartDied, first_line
@@ -107,6 +108,22 @@ class RemoteEngine(InferenceEngine):
                     await part.call("abort", [request.request_id])
             raise
         return result
+
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """Return the logprobs of given tokens.
+
+        Raises:
+            EngineDied: When its process is gone, before or meanwhile.
+        """
+        part = self._part
+        try:
+            logprobs: list[float] = await self._ready().call("score", request)
+        except PartDied as e:
+            raise EngineDied(str(e), boundary="score") from e
+        except EngineDied as e:
+            self._bury(part, e)
+            raise
+        return logprobs
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
         """Swap to a version.
@@ -219,7 +236,7 @@ class RemoteEngine(InferenceEngine):
         loop = asyncio.get_running_loop()
         why = await _obituary(dead)
         why, self._why = f"{self._why}; {why}" if self._why else why, None
-        while True:
+        while not self._closed:
             delay_s = self._care.restarts.died(loop.time())
             self._tell("part_died", why=why, restart_in_s=delay_s)
             await dead.close()

@@ -59,7 +59,8 @@ class RunReport:
     """Engine -> what its weight swaps cost, in the RL phase."""
     placement: Mapping[str, object] = field(default_factory=dict)
     """Where the hardware mapper put everything, and why."""
-
+    rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Reward -> what its scores have cost, evaluations included: calls, seconds, cold starts."""
     envs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Each environment: trajectories finished and trained; where there are several also weight,
     success, score and ``score_gain``."""

@@ -15,7 +15,7 @@ from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, Generator
-from rollart_core.rollout.scoring import scorer
+from rollart_core.scoring.room import Scorer
 from rollart_core.types import Ticket, Trajectory
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class RunAgents:
         self._gateway = _gateway(config, engine, model_path)
         self._parts: dict[str, AgentParts] = {}
 
-    def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits) -> None:
+    def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits, score: Scorer) -> None:
         """Make the parts of one agent's episodes."""
         self._parts[env.name] = AgentParts(
             env=ref,
             envs=self._workers,
             gateway=self._gateway,
-            score=scorer(env.reward, timeout_s=limits.reward_s),
+            score=score,
             limits=limits,
             model=self._gateway.settings.model,
         )

@@ -7,11 +7,13 @@ tasks, and for each task the parts an episode of it is made of. Never: runs an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rollart_core.config import RemoteModel
 from rollart_core.contracts.adapter import split_id
+from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.errors import ConfigError
@@ -26,10 +28,14 @@ from rollart_core.rollout.episode import (
     Talk,
     run_episode,
 )
-from rollart_core.rollout.scoring import scorer
+from rollart_core.rollout.expert import Expert
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.runtime.run_agents import RunAgents
+from rollart_core.scoring.room import RoomPlan, ScoringRoom
 from rollart_core.types import Task, Ticket, Trajectory
+
+if TYPE_CHECKING:
+    from rollart_core.models.tokenizer import ChatTokenizer
 
 WhichSplit = Literal["split", "evaluation_split", "check_split"]
 """To train on, to evaluate on, or for the checks of the warm start."""
@@ -46,6 +52,9 @@ class RunEnvs:
         self._parts: dict[str, EpisodeParts] = {}
         self._agent_names: set[str] = set()
         self._agents: RunAgents | None = None
+        plan = RoomPlan(run.config.scoring, run.scoring.backends, run.deadlines.reward_s)
+        self.scoring = ScoringRoom(plan)
+        self._tokenizer: ChatTokenizer | None = None
 
     async def count_tasks(self, workers: EnvPool) -> None:
         """Ask how many tasks each split of each environment has."""
@@ -64,12 +73,16 @@ class RunEnvs:
             TaskSource(env.name, env.split, self._num_tasks[env.name, env.split], seed)
             for env in self._envs
         ]
-        if len(sources) == 1:
-            return sources[0]
         weighted = [
             WeightedSource(source, env.weight)
             for source, env in zip(sources, self._envs, strict=True)
         ]
+        if self._run.config.curriculum is not None:
+            names = (env.name for env in self._envs)
+            named = dict(zip(names, weighted, strict=True))
+            return CurriculumTasks(named, self._run.config.curriculum, seed)
+        if len(sources) == 1:
+            return sources[0]
         return TaskMix(weighted, seed)
 
     def tasks(self, which: WhichSplit, n: int) -> list[Task]:
@@ -88,33 +101,36 @@ class RunEnvs:
         if self._agent_names:
             self._agents = RunAgents(self._run.config, workers, engine, model_path)
         for env in self._envs:
+            score = self.scoring.scorer(env.reward)
             if self._agents and env.name in self._agent_names:
-                self._agents.add(env, env_ref(env), self._limits(env))
+                self._agents.add(env, env_ref(env), self._limits(env), score)
                 continue
             self._parts[env.name] = EpisodeParts(
                 env=env_ref(env),
                 envs=workers,
                 engine=engine,
                 new_conversation=new_conversation,
-                score=scorer(env.reward, timeout_s=self._run.deadlines.reward_s),
+                score=score,
                 stop_token_ids=stop_token_ids,
                 limits=self._limits(env),
                 seed=self._run.config.seed,
             )
 
     async def open(self) -> None:
-        """Open the endpoint of agents, where there are any.
+        """Find out whether rewards can be asked; open the endpoint of agents, where there are any.
 
         Raises:
-            ConfigError: When it cannot listen.
+            ConfigError: When they cannot, or it cannot listen.
         """
+        await self.scoring.open()
         if self._agents is not None:
             await self._agents.open()
 
     async def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close it, and end all scoring; may be called twice."""
         if self._agents is not None:
             await self._agents.close()
+        await self.scoring.close()
 
     async def run_episode(
         self,
@@ -134,13 +150,29 @@ class RunEnvs:
             ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
         )
 
+    async def demonstrate(
+        self,
+        ticket: Ticket,
+        start_version: int,
+        *,
+        on_cancel: Callable[[Trajectory], None] | None = None,
+    ) -> Trajectory:
+        """Have the expert of its environment execute a ticket."""
+        parts = self._parts[ticket.task.env_id]
+        assert self._tokenizer is not None
+        calls_tools = any(e.spec.tools for e in self._envs if e.name == ticket.task.env_id)
+        expert = Expert(self._tokenizer, start_version, calls_tools=calls_tools)
+        return await run_episode(
+            ticket, start_version, replace(parts, expert=expert), on_cancel=on_cancel
+        )
+
     def _talk(self, model_path: str) -> tuple[Callable[[], Talk], tuple[int, ...]]:
         """Return how conversations begin, and the tokens that end a turn of the policy."""
         if isinstance(self._run.config.model, RemoteModel):
             return TextConversation, ()
         from rollart_core.models.tokenizer import load_tokenizer
 
-        tokenizer = load_tokenizer(model_path)
+        tokenizer = self._tokenizer = load_tokenizer(model_path)
         calling = [env.spec.id for env in self._envs if env.spec.tools]
         if calling and not (tokenizer.template.shows_tools and tokenizer.tool_format):
             raise ConfigError(
@@ -159,7 +191,6 @@ class RunEnvs:
             temperature=config.rollout.temperature,
             timeouts=PhaseTimeouts(env.reset_s, env.step_s),
             generate_s=deadlines.generate_s,
-            reward_s=deadlines.reward_s,
             episode_s=deadlines.episode_s,
         )
 

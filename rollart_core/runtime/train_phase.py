@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from rollart_core.engine.buffer import Buffer
-from rollart_core.engine.controller import Controller, ControllerParts, EnginesPart
+from rollart_core.engine.controller import Controller, ControllerParts, EnginesPart, Scoring
+from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.resume import restore_source
@@ -43,6 +44,8 @@ class TrainParts:
     run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
     source: Tasks
     """At its beginning."""
+    scoring: Scoring | None = None
+    """Frees the places of episodes that wait for their score; None: they hold them."""
 
 
 class TrainPhase:
@@ -115,6 +118,9 @@ class TrainPhase:
                 engines=parts.engines,
                 keep_group=_keep_group,
                 recorder=parts.recorder,
+                scoring=parts.scoring,
+                curriculum=_curriculum(parts.source),
+                drops_equal=config.rollout.equal_groups == "replace",
             ),
             ticket_s=config.deadlines.ticket_s,
             wall_s=self._seconds_left(),
@@ -186,12 +192,17 @@ def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
         redundant=rollout.redundant,
         mode=config.mode,
         min_group_size=rollout.min_group_size,
+        requeues_small=rollout.small_groups == "requeue",
+        max_equal_groups=rollout.max_equal_groups if rollout.equal_groups == "replace" else None,
         max_staleness=config.staleness_bound,
         on_stale=getattr(config, "on_stale", "wait"),
         max_retries=failures.max_retries,
         max_failure_rate=failures.max_rate,
         failure_window=failures.window,
         num_batches=config.stop.batches,
+        scored_together=frozenset(
+            env.name for env in run.envs if env.reward is not None and env.reward.spec.group
+        ),
     )
 
 
@@ -203,3 +214,7 @@ def _capacity(run: ResolvedRun) -> int:
 
 def _keep_group(group: Group) -> bool:
     return plugins().decide("rollart_filter_group", group=group) is not False
+
+
+def _curriculum(source: object) -> CurriculumTasks | None:
+    return source if isinstance(source, CurriculumTasks) else None

@@ -10,6 +10,7 @@ from rollart_core.testing.endpoint import ScriptedEndpoint
 from rollart_core.testing.engine import ScriptedEngine, keyed_script, text_script
 from rollart_core.testing.env_checks import check_env
 from rollart_core.testing.envs import AsyncFakeEnv, FakeEnv
+from rollart_core.testing.faulty_backend import FaultyBackend
 from rollart_core.testing.part_checks import (
     check_algorithm,
     check_mapper,
@@ -41,6 +42,7 @@ __all__ = [
     "FakeSandbox",
     "FakeTracker",
     "FakeWeightChannel",
+    "FaultyBackend",
     "Outcome",
     "ScriptedEndpoint",
     "ScriptedEngine",

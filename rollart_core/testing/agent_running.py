@@ -35,7 +35,7 @@ from rollart_core.testing.runtime_checks import census, grown, random_state_kept
 NUM_INSTANCES: Final = 8
 _BARRIER_S: Final = 2.0
 _NUM_ROUNDS: Final = 3
-_GRACE_S: Final = 1.0
+_GRACE_S: Final = 5.0
 
 
 def check_global_random_state(subject: AgentSubject) -> None:

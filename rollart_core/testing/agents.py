@@ -88,9 +88,8 @@ class FakeAgent:
     async def finish(self, recorded: Recorded) -> AgentResult:
         """Return the share of right answers."""
         reward = float("nan") if self._has("nan") else self._right / self.turns
-        return AgentResult(
-            reward, self._right == self.turns, {"right": float(self._right)}, self._cut
-        )
+        parts, context = {"right": float(self._right)}, {"reference": " ".join(self._words)}
+        return AgentResult(reward, self._right == self.turns, parts, self._cut, context)
 
     async def solve(self) -> None:
         """Have said every word."""

@@ -10,11 +10,18 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
+from rollart_core.contracts.inference import (
+    SCORE_BOUNDARY,
+    GenerateRequest,
+    GenerateResult,
+    InferenceEngine,
+    ScoreRequest,
+)
 from rollart_core.contracts.reward import RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import InferenceFailure
 from rollart_core.testing.part_checks import example_request
-from rollart_core.testing.results import CheckResult, expect, run_async_checks
+from rollart_core.testing.results import CheckResult, SkipCheck, expect, run_async_checks
 
 _LONG_S = 60.0
 
@@ -64,6 +71,7 @@ async def _engine_checks(
                 "stop_tokens": partial(_check_stop_tokens, engine, prompt),
                 "session": partial(_check_session, engine, prompt),
                 "pause_abort_resume": partial(_check_pause, engine, prompt),
+                "score": partial(_check_score, engine, prompt),
                 "stats": partial(_check_stats, engine),
                 "close_twice": partial(_close_twice, engine),
             }
@@ -127,6 +135,24 @@ async def _check_at_once(engine: InferenceEngine, prompt: list[int]) -> None:
     together = await asyncio.gather(*requests)
     same = all(result.token_ids == alone.token_ids for result in together)
     expect(same, "greedy answers change with what runs beside them")
+
+
+async def _check_score(engine: InferenceEngine, prompt: list[int]) -> None:
+    """What an engine says of tokens that it has sampled is what it said when it sampled them."""
+    result = await _generate(engine, "judged", prompt)
+    row = [*prompt, *result.token_ids]
+    places = list(range(len(prompt), len(row)))
+    try:
+        scores = await asyncio.wait_for(engine.score(ScoreRequest("score", row, places)), _LONG_S)
+    except InferenceFailure as e:
+        if e.boundary == SCORE_BOUNDARY and "cannot score" in str(e):
+            raise SkipCheck("it does not score given tokens") from e
+        raise
+    expect(len(scores) == len(places), f"{len(scores)} logprobs for {len(places)} tokens")
+    for said, scored in zip(result.inference_logprobs, scores, strict=True):
+        expect(abs(said - scored) < 1e-2, f"sampled with logprob {said:.4f}, scored {scored:.4f}")
+    nothing = await asyncio.wait_for(engine.score(ScoreRequest("none", row, [])), _LONG_S)
+    expect(nothing == [], f"asked about no token it answers {nothing}")
 
 
 async def _check_repeats(engine: InferenceEngine, prompt: list[int], temperature: float) -> None:

@@ -19,13 +19,17 @@ from rollart_core.contracts.algorithm import Algorithm, LossBatch
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Pool
 from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
+from rollart_core.contracts.reward_check import RewardExample, results_problem
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.testing.results import CheckResult, SkipCheck, expect, run_checks
-from rollart_core.types import FloatArray, Group, Sample, Task, Ticket, Trajectory
+from rollart_core.types import FloatArray, Group, Sample, Task, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
     import torch
+
+
+_HIDDEN_SIZE = 8
 
 
 def example_request(env_return: float = 0.5, *, index: int = 0) -> RewardRequest:
@@ -48,7 +52,11 @@ def example_request(env_return: float = 0.5, *, index: int = 0) -> RewardRequest
 
 
 def example_group(rewards: Sequence[float] = (1.0, 0.0, 0.5), *, num_tokens: int = 6) -> Group:
-    """Return a group with one trajectory of one sample for each reward."""
+    """Return a group with one trajectory of one sample for each reward.
+
+    Each has a turn for every three tokens, of which the policy sampled the last two; all began in
+    one state and were told apart after it, and the last turn earned the reward.
+    """
     task = Task("unregistered/Env-v0", "train", 0, 0)
     members = tuple(_trajectory(task, i, reward, num_tokens) for i, reward in enumerate(rewards))
     return Group("group-0", task, members, len(members))
@@ -65,16 +73,26 @@ def check_reward(
     Args:
         reward: The reward function.
         reward_range: What its spec declares.
-        requests: What to score; None: a few made-up requests of returns 0, 0.5 and 1.
+        requests: What to score; None: the reward's own examples, or a few made-up requests of
+            returns 0, 0.5 and 1.
     """
-    asked = requests or [example_request(r, index=i) for i, r in enumerate((0.0, 0.5, 1.0))]
-    return run_checks(
-        {
-            "score": partial(_check_score, reward, asked, reward_range),
-            "same_request_same_score": partial(_check_same_score, reward, asked),
-            "group_size": partial(_check_group_sizes, reward, asked),
-        }
-    )
+    examples = examples_of(reward)
+    asked = requests or [request for one in examples for request in one.requests]
+    asked = asked or [example_request(r, index=i) for i, r in enumerate((0.0, 0.5, 1.0))]
+    checks = {
+        "score": partial(_check_score, reward, asked, reward_range),
+        "same_request_same_score": partial(_check_same_score, reward, asked),
+        "group_size": partial(_check_group_sizes, reward, asked),
+    }
+    if examples:
+        checks["examples"] = partial(_check_examples, reward, examples)
+    return run_checks(checks)
+
+
+def examples_of(reward: Reward | GroupReward) -> Sequence[RewardExample]:
+    """Return what a reward says that it should answer; nothing where it says nothing."""
+    examples = getattr(reward, "examples", None)
+    return tuple(examples()) if callable(examples) else ()
 
 
 def check_algorithm(
@@ -92,6 +110,7 @@ def check_algorithm(
             "advantages": partial(_check_advantages, algorithm, given),
             "alike_members": partial(_check_alike, algorithm),
             "loss": partial(_check_loss, algorithm, given),
+            "targets": partial(_check_targets, algorithm, given),
             "extra_modules": partial(_check_extra_modules, algorithm),
         }
     )
@@ -151,10 +170,25 @@ def _trajectory(task: Task, index: int, reward: float, num_tokens: int) -> Traje
         loss_mask=mask,
         inference_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
-        turn_ids=np.where(mask, 0, -1).astype(np.int32),
+        turn_ids=np.where(mask, np.arange(num_tokens) // 3, -1).astype(np.int32),
     )
+    num_turns = -(-num_tokens // 3)
+    turns = tuple(_turn(k, index, reward if k == num_turns - 1 else 0.0) for k in range(num_turns))
     ticket = Ticket(f"group-0.{index}", task, "group-0", index)
-    return Trajectory(ticket, "finished", (sample,), reward=reward, score=reward)
+    return Trajectory(ticket, "finished", (sample,), turns, reward=reward, score=reward)
+
+
+def _turn(turn: int, index: int, reward: float) -> Turn:
+    return Turn(
+        observation=f"state {turn} of {index if turn else 'all'}",
+        action="act",
+        num_prompt_tokens=3 * turn + 1,
+        num_new_tokens=2,
+        finish_reason="stop",
+        reward=reward,
+        generate_s=0.0,
+        step_s=0.0,
+    )
 
 
 def _score(reward: Reward | GroupReward, requests: Sequence[RewardRequest]) -> list[RewardResult]:
@@ -168,13 +202,9 @@ def _check_score(
     requests: Sequence[RewardRequest],
     reward_range: tuple[float, float],
 ) -> None:
-    low, high = reward_range
-    for result in _score(reward, requests):
-        expect(isinstance(result, RewardResult), f"it answered {result!r}, not a RewardResult")
-        expect(math.isfinite(result.value), f"its value is {result.value}")
-        expect(low <= result.value <= high, f"{result.value:g} is outside {low:g} to {high:g}")
-        for name, value in result.components.items():
-            expect(math.isfinite(value), f"component {name!r} is {value}")
+    results = _score(reward, requests)
+    problem = results_problem(results, len(requests), reward_range)
+    expect(not problem, f"it answered {problem}")
 
 
 def _check_same_score(reward: Reward | GroupReward, requests: Sequence[RewardRequest]) -> None:
@@ -192,8 +222,22 @@ def _check_group_sizes(reward: Reward | GroupReward, requests: Sequence[RewardRe
         expect(len(results) == size, f"{len(results)} results for {size} requests")
 
 
+def _check_examples(reward: Reward | GroupReward, examples: Sequence[RewardExample]) -> None:
+    for example in examples:
+        values = [result.value for result in _score(reward, example.requests)]
+        for value, wanted in zip(values, example.values or values, strict=True):
+            said = example.requests[0].answer[:60] if len(example.requests) == 1 else "a group"
+            expect(
+                math.isclose(value, wanted, abs_tol=1e-6), f"{value:g}, not {wanted:g}: {said!r}"
+            )
+
+
 def _signals(algorithm: Algorithm, groups: Sequence[Group]) -> dict[str, list[FloatArray]]:
-    rows = [np.where(s.loss_mask, -1.0, 0.0).astype(np.float32) for g in groups for s in g.samples]
+    samples = [sample for group in groups for sample in group.samples]
+    # Not what the policy itself said: a teacher that agrees with it teaches nothing.
+    falling = [-1.0 - 0.05 * np.arange(sample.num_tokens) for sample in samples]
+    pairs = zip(samples, falling, strict=True)
+    rows = [np.where(s.loss_mask, row, 0.0).astype(np.float32) for s, row in pairs]
     return dict.fromkeys(sorted(algorithm.requires), rows)
 
 
@@ -218,6 +262,10 @@ def _check_alike(algorithm: Algorithm) -> None:
 def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
     torch = _torch()
     batch = _loss_batch(algorithm, groups)
+    batch.outputs = {
+        name: torch.where(batch.loss_mask, batch.signals[name] + 0.1, 0.0).requires_grad_()
+        for name in sorted(algorithm.extra_modules(_HIDDEN_SIZE))
+    }
     trainer_logprobs = torch.where(batch.loss_mask, -0.9, 0.0).requires_grad_()
     loss, metrics = algorithm.loss(trainer_logprobs, batch)
     expect(loss.ndim == 0, f"the loss has shape {tuple(loss.shape)}, not a scalar")
@@ -228,6 +276,11 @@ def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
     expect(bool(torch.isfinite(gradient).all()), "the gradient is not finite")
     expect(bool(gradient[batch.loss_mask].any()), "the gradient is 0 everywhere")
     expect(not bool(gradient[~batch.loss_mask].any()), "tokens outside loss_mask have a gradient")
+    for name, said in batch.outputs.items():
+        learns = said.grad is not None and bool(said.grad[batch.loss_mask].any())
+        expect(learns, f"the loss teaches the module {name!r} nothing")
+        outside = said.grad is not None and bool(said.grad[~batch.loss_mask].any())
+        expect(not outside, f"{name!r}: a gradient outside")
     for name, value in metrics.items():
         expect(value.ndim == 0 and not value.requires_grad, f"metric {name!r} is no plain scalar")
 
@@ -250,13 +303,36 @@ def _loss_batch(algorithm: Algorithm, groups: Sequence[Group]) -> LossBatch:
         staleness=packed([[0] * s.num_tokens for s in samples], module.int64),
         total_loss_tokens=sum(s.num_loss_tokens for s in samples),
         total_samples=len(samples),
-        signals={name: packed(signals[name], module.float32) for name in signals},
+        signals={
+            name: packed(given, module.float32)
+            for name, given in {**signals, **algorithm.targets(groups, signals)}.items()
+        },
+        turn_ids=packed([s.turn_ids for s in samples], module.int64),
+        trajectory_ids=packed([[i] * s.num_tokens for i, s in enumerate(samples)], module.int64),
+        total_trajectories=len(samples),
     )
 
 
+def _check_targets(algorithm: Algorithm, groups: Sequence[Group]) -> None:
+    samples = [sample for group in groups for sample in group.samples]
+    signals = _signals(algorithm, groups)
+    algorithm.advantages(groups, signals)
+    for name, rows in algorithm.targets(groups, signals).items():
+        expect(name not in algorithm.requires, f"a target is named like the signal {name!r}")
+        expect(len(rows) == len(samples), f"{name}: {len(rows)} rows for {len(samples)} samples")
+        for row, sample in zip(rows, samples, strict=True):
+            fits = len(row) == sample.num_tokens
+            expect(fits, f"{name}: a row of {len(row)} for {sample.num_tokens} tokens")
+            expect(np.isfinite(row[sample.loss_mask]).all(), f"{name}: a target is not finite")
+
+
 def _check_extra_modules(algorithm: Algorithm) -> None:
-    modules = algorithm.extra_modules()
+    modules = algorithm.extra_modules(_HIDDEN_SIZE)
     expect(isinstance(modules, Mapping), f"extra_modules() is {modules!r}, not a dict")
+    for name, module in modules.items():
+        answer = module(_torch().zeros(5, _HIDDEN_SIZE))
+        expect(tuple(answer.shape) == (5,), f"{name!r} answers {tuple(answer.shape)}, not [5]")
+        expect(name in algorithm.requires, f"there is a module {name!r}, which nothing requires")
 
 
 def _check_round_trip(open_end: Callable[[], WeightChannel]) -> None:

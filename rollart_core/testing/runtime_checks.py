@@ -36,7 +36,7 @@ NUM_INSTANCES: Final = 64
 _MAX_MEMORY_BYTES: Final = 8 * 2**30
 _NUM_ROUNDS: Final = 5
 _NUM_WARM_UPS: Final = 2
-_GRACE_S: Final = 1.0
+_GRACE_S: Final = 5.0
 _MAX_TURNS: Final = 30
 # Gymnasium only warns of these; all its other warnings are about rendering and habits.
 _GRAVE: Final = ("not within the observation space", "share an object")

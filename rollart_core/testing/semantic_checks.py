@@ -218,7 +218,8 @@ def _play_looking(player: Player, policy: Policy, subject: Subject, options: Opt
 
 
 def _look(player: Player, step: Step, said: Sequence[str], where: str) -> None:
-    places = [("observation", text_of(step.observation)), *texts_of("info", step.info)]
+    shown = {key: value for key, value in step.info.items() if key != "reward_context"}
+    places = [("observation", text_of(step.observation)), *texts_of("info", shown)]
     for secret in secrets_of(player):
         if any(secret.casefold() in action.casefold() for action in said):
             continue  # the agent said it itself: pages may quote it

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rollart_core.contracts.algorithm import ZeroAdvantage
+from rollart_core.errors import BatchRefused
 from rollart_core.types import FloatArray, Group, IntArray, Sample
 
 
@@ -28,6 +29,8 @@ class Row:
     """Position of its group in canonical order."""
     staleness: int
     """Of its trajectory, in versions."""
+    trajectory: int = 0
+    """Position of its trajectory in canonical order, over all groups."""
     signals: dict[str, FloatArray] = field(default_factory=dict)
     """Signal name -> ``[T]``."""
 
@@ -45,6 +48,7 @@ class Minibatch:
     """Those that go through the model."""
     total_loss_tokens: int
     total_samples: int
+    total_trajectories: int = 0
 
 
 def canonical(groups: Sequence[Group]) -> list[Group]:
@@ -67,23 +71,47 @@ def make_rows(
         policy_version: The trainer's version now.
 
     Raises:
-        ValueError: When the advantages do not fit the samples or are not finite; or when a
-            sample's first token is a loss token (nothing comes before it to predict it from).
+        BatchRefused: When the advantages do not fit the samples or are not finite; when a sample's
+            first token is a loss token (nothing comes before it to predict it from); or when the
+            engine's logprobs of sampled tokens are not finite.
     """
     num_samples = sum(len(g.samples) for g in groups)
     if len(advantages) != num_samples:
-        raise ValueError(f"the algorithm gave {len(advantages)} rows for {num_samples} samples")
+        raise BatchRefused(f"the algorithm gave {len(advantages)} rows for {num_samples} samples")
     rows: list[Row] = []
     given = iter(advantages)
-    for position, group in enumerate(groups):
-        for trajectory in group.trajectories:
-            staleness = policy_version - trajectory.oldest_version
-            for sample in trajectory.samples:
-                row = Row(sample, next(given), position, staleness)
-                _check(row, group.group_id)
-                if sample.num_loss_tokens:
-                    rows.append(row)
+    members = [(position, t) for position, g in enumerate(groups) for t in g.trajectories]
+    for number, (position, trajectory) in enumerate(members):
+        staleness = policy_version - trajectory.oldest_version
+        for sample in trajectory.samples:
+            row = Row(sample, next(given), position, staleness, number)
+            _check(row, groups[position].group_id)
+            if sample.num_loss_tokens:
+                rows.append(row)
     return rows
+
+
+def attach(
+    name: str, rows: Sequence[Row], samples: Sequence[Sample], given: Sequence[FloatArray]
+) -> None:
+    """Give each row its ``[T]`` of ``given``, which has one for each sample.
+
+    Args:
+        name: What they are called.
+        rows: Of those samples that have loss tokens, in their order.
+        samples: All.
+        given: One ``[T]`` a sample.
+
+    Raises:
+        BatchRefused: When they do not fit the samples, or are not finite at loss tokens.
+    """
+    shapes = [np.shape(row) for row in given]
+    if shapes != [s.token_ids.shape for s in samples]:
+        raise BatchRefused(f"{name} do not fit the samples: one [T] for each is asked for")
+    live = [np.asarray(row) for row, s in zip(given, samples, strict=True) if s.num_loss_tokens]
+    for row, values in zip(rows, live, strict=True):
+        check_finite(name, values, row.sample, f"number {row.group} of the batch")
+        row.signals[name] = values
 
 
 def split(rows: Sequence[Row], num_minibatches: int, policy: ZeroAdvantage) -> list[Minibatch]:
@@ -178,17 +206,34 @@ def model_input(sample: Sample) -> IntArray:
 
 def _minibatch(rows: list[Row], policy: ZeroAdvantage) -> Minibatch:
     forwarded = [r for r in rows if policy == "train" or r.is_live]
-    return Minibatch(tuple(forwarded), sum(r.sample.num_loss_tokens for r in rows), len(rows))
+    return Minibatch(
+        tuple(forwarded),
+        total_loss_tokens=sum(r.sample.num_loss_tokens for r in rows),
+        total_samples=len(rows),
+        total_trajectories=len({r.trajectory for r in rows}),
+    )
 
 
 def _check(row: Row, group_id: str) -> None:
     sample = row.sample
     if row.advantages.shape != sample.token_ids.shape:
-        raise ValueError(
+        raise BatchRefused(
             f"group {group_id}: advantages of shape {row.advantages.shape} for a sample of "
             f"{sample.num_tokens} tokens"
         )
     if not np.isfinite(row.advantages).all():
-        raise ValueError(f"group {group_id}: advantages that are not finite")
+        raise BatchRefused(f"group {group_id}: advantages that are not finite")
     if sample.num_tokens and sample.loss_mask[0]:
-        raise ValueError(f"group {group_id}: the first token of a sample cannot be a loss token")
+        raise BatchRefused(f"group {group_id}: the first token of a sample cannot be a loss token")
+    check_finite("inference_logprobs", sample.inference_logprobs, sample, group_id)
+
+
+def check_finite(name: str, values: FloatArray, sample: Sample, group_id: str) -> None:
+    """Raise BatchRefused, naming the first, when values of loss tokens are not finite."""
+    bad = np.flatnonzero(sample.loss_mask & ~np.isfinite(values))
+    if len(bad):
+        raise BatchRefused(
+            f"group {group_id}: {name} of {len(bad)} sampled tokens are not finite (the first: "
+            f"{values[bad[0]]}, of token {sample.token_ids[bad[0]]} at {bad[0]}); no loss can be "
+            "computed from them"
+        )

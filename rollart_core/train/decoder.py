@@ -54,6 +54,14 @@ class TreeDecoder:
 
     def logits(self, prefixes: tree.PrefixTree, wanted: tree.Index) -> Tensor:
         """Return the logits ``[W, V]`` that follow the ``wanted`` nodes ``[W]``."""
+        return self.head(self.hidden(prefixes, wanted))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits ``[W, V]`` of hidden states ``[W, H]``."""
+        return self._head(hidden)  # type: ignore[no-any-return]
+
+    def hidden(self, prefixes: tree.PrefixTree, wanted: tree.Index) -> Tensor:
+        """Return the last hidden states ``[W, H]`` of the ``wanted`` nodes ``[W]``."""
         device = self._body.embed_tokens.weight.device
         rows = torch.from_numpy(wanted).to(device)
         full = device_plan(tree.full_plan(prefixes), prefixes.num_nodes, device)
@@ -64,7 +72,7 @@ class TreeDecoder:
         for layer in layers:
             x = self._layer(layer, x, rope, full)
         x = self._layer(final, x, rope, last, rows)
-        return self._head(self._norm(self._body.norm, x))  # type: ignore[no-any-return]
+        return self._norm(self._body.norm, x)
 
     def _rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, ``[U, D / 2]`` (both halves of the model's are equal)."""

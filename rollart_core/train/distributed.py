@@ -59,6 +59,17 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
     return model
 
 
+def shard_head(head: nn.Module, device: torch.device) -> nn.Module:
+    """Move a small module to the device, its parameters sharded over the ranks; float32."""
+    head = head.to(device)
+    if world_size() > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(head, mesh=init_device_mesh(device.type, (world_size(),)))
+    return head
+
+
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
     """Return the layers of a transformers causal LM: the first list of modules in its decoder."""
     decoder: Any = model.get_decoder()  # type: ignore[operator]

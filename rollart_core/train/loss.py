@@ -38,6 +38,8 @@ def loss_batch(
         return torch.from_numpy(values).to(device)
 
     staleness = np.where(mask, policy_version - versions, 0).astype(np.int64)
+    turns = np.where(mask, np.concatenate([r.sample.turn_ids for r in rows]), -1)
+    trajectories = np.array([r.trajectory for r in rows], dtype=np.int64)
     return LossBatch(
         loss_mask=torch.from_numpy(mask).to(device),
         advantages=masked([r.advantages for r in rows]),
@@ -47,6 +49,9 @@ def loss_batch(
         total_loss_tokens=minibatch.total_loss_tokens,
         total_samples=minibatch.total_samples,
         signals={name: masked([r.signals[name] for r in rows]) for name in _common(rows)},
+        turn_ids=torch.from_numpy(turns.astype(np.int64)).to(device),
+        trajectory_ids=torch.from_numpy(np.repeat(trajectories, lengths)).to(device),
+        total_trajectories=minibatch.total_trajectories,
     )
 
 
@@ -107,6 +112,7 @@ class MetricSums:
         return {
             "loss": loss,
             **means,
+            **_effective_sample_size(means),
             **maxima,
             "logprob_diff_fresh_mean": fresh_diff / max(fresh, 1.0),
             "loss_tokens": tokens,
@@ -118,6 +124,17 @@ class MetricSums:
         assert callable(over_ranks)
         stacked = over_ranks(torch.stack(list(values.values())))
         return dict(zip(values, stacked.tolist(), strict=True))
+
+
+def _effective_sample_size(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the loss tokens that weighted ones are worth; nothing without weights.
+
+    That is ``(sum w)^2 / (n sum w^2)`` (Kish 1965, "Survey Sampling"): 1 where all are equal.
+    """
+    mean, square = means.get("is_weight_mean"), means.get("is_weight_sq_mean")
+    if mean is None or not square:
+        return {}
+    return {"effective_sample_size": mean * mean / square}
 
 
 def _common(rows: Sequence[Row]) -> list[str]:

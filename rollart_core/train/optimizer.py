@@ -62,12 +62,13 @@ class GuardedAdamW:
         """Forget all gradients."""
         self._adamw.zero_grad(set_to_none=True)
 
-    def update(self, loss: float, lr: float | None = None) -> UpdateOutcome:
+    def update(self, loss: float, lr: float | None = None, *, holds: bool = False) -> UpdateOutcome:
         """Clip, check, and update with the gradients the parameters hold.
 
         Args:
             loss: The loss those gradients are of.
             lr: Learning rate; None for the configured one with its warm-up.
+            holds: Leave the parameters as they are: the train step counts all the same.
 
         Raises:
             TrainingDiverged: At the third update in a row that is not finite.
@@ -84,7 +85,8 @@ class GuardedAdamW:
             return UpdateOutcome(norm, lr, updated=False)
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        self._adamw.step()
+        if not holds:
+            self._adamw.step()
         self._skipped = 0
         self.train_step += 1
         return UpdateOutcome(norm, lr, updated=True)

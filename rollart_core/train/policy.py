@@ -8,8 +8,8 @@ packed   models that take a custom attention function          no padding
 padded   any causal LM of transformers                         rows padded to the longest
 ======== ===================================================== =================================
 
-Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32.
-Never: updates anything.
+Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32;
+and, where asked for, the last hidden states ``[K, H]`` from before them. Never: updates anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,21 @@ from rollart_core.train.batch import balance, level, model_input, pack
 from rollart_core.types import IntArray, Sample
 
 Road = Literal["tree", "packed", "padded"]
+
+
+class Read(NamedTuple):
+    """What a model made of some rows; ``R`` places after which a loss token stands."""
+
+    logits: Tensor
+    """``[R, V]``."""
+    rows: Tensor
+    """``[P]``: the place of each (place, target) pair."""
+    targets: Tensor
+    """``[P]``."""
+    pairs: Tensor
+    """``[K]``: the pair of each loss token."""
+    hidden: Tensor | None = None
+    """``[R, H]``: what the logits were made from; None where nobody asked."""
 
 
 class Policy(ABC):
@@ -47,6 +62,12 @@ class Policy(ABC):
         self._autocast = autocast
         self._device_type = next(model.parameters()).device.type
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of the last hidden states."""
+        config: Any = self.model.config
+        return int(config.hidden_size)
+
     @abstractmethod
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
@@ -57,18 +78,44 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return logits ``[R, V]``, the (row, target) pairs, and each loss token's pair ``[K]``."""
+    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+        """Return the logits that precede loss tokens, with the hidden states where asked for."""
 
     def logprobs(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (without gradient) of all loss tokens, ``[K]`` each."""
+        logprobs, entropy, _ = self.outputs(samples)
+        return logprobs, entropy
+
+    def outputs(
+        self, samples: Sequence[Sample], *, hidden: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what :meth:`logprobs` does, and the last hidden states ``[K, H]`` if asked for.
+
+        Those are from before the loss tokens, float32, with gradient.
+        """
         with self._context():
-            logits, rows, targets, pairs = self._logits(samples)
-        logits = logits.float()
+            read = self._read(samples, hidden=hidden)
+        logits = read.logits.float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
-        logprobs, entropy = kernels.logprobs(logits, rows, targets)
-        return logprobs[pairs], entropy[rows][pairs]
+        logprobs, entropy = kernels.logprobs(logits, read.rows, read.targets)
+        states = None if read.hidden is None else read.hidden.float()[read.rows][read.pairs]
+        return logprobs[read.pairs], entropy[read.rows][read.pairs], states
+
+    def hidden(self, samples: Sequence[Sample]) -> Tensor:
+        """Return the last hidden states ``[K, H]`` alone, with hardly any logits."""
+        with self._context():
+            states, output = self._states(samples)
+        if output is None:
+            return states.float()
+        # FSDP2 hooks the backward pass at the model's output: it must be part of the graph.
+        return states.float() + 0.0 * output.float().sum()
+
+    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states ``[K, H]``, and a part of what the model itself gave, if asked."""
+        read = self._read(samples, hidden=True)
+        assert read.hidden is not None
+        return read.hidden[read.rows][read.pairs], read.logits[:1]
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -102,13 +149,22 @@ class TreePolicy(Policy):
         """Count distinct prefixes only; see :class:`Policy`."""
         return level(tree.pack_shared([model_input(s) for s in samples], budget), num_ranks)
 
-    def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
         wanted, rows, targets, pairs = decoder.loss_pairs(prefixes, *_loss_tokens(samples))
-        logits = self._decoder.logits(prefixes, wanted)
+        states = self._decoder.hidden(prefixes, wanted)
+        logits = self._decoder.head(states)
         at, tokens, expand = _tensors(logits.device, rows, targets, pairs)
-        return logits, at, tokens, expand
+        return Read(logits, at, tokens, expand, states if hidden else None)
+
+    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+        prefixes = tree.build([model_input(s) for s in samples])
+        self.computed_tokens += prefixes.num_nodes
+        wanted, rows, _, pairs = decoder.loss_pairs(prefixes, *_loss_tokens(samples))
+        states = self._decoder.hidden(prefixes, wanted)
+        at, expand = _tensors(states.device, rows, pairs)
+        return states[at][expand], None
 
 
 class PackedPolicy(Policy):
@@ -125,7 +181,21 @@ class PackedPolicy(Policy):
         costs = [len(model_input(s)) for s in samples]
         return pack(costs, budget) if num_ranks == 1 else balance(costs, budget, num_ranks)
 
-    def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+        inputs, keep, tokens = self._placed(samples)
+        with _last_hidden(self.model, wanted=hidden) as seen:
+            logits = packed.forward(self.model, inputs, keep)
+        each = torch.arange(len(tokens), device=tokens.device)
+        return Read(logits, each, tokens, each, seen[0][0, keep] if hidden else None)
+
+    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+        inputs, keep, _ = self._placed(samples)
+        with _last_hidden(self.model, wanted=True) as seen:
+            logits = packed.forward(self.model, inputs, keep[:1])
+        return seen[0][0, keep], logits
+
+    def _placed(self, samples: Sequence[Sample]) -> tuple[list[IntArray], Tensor, Tensor]:
+        """Return the rows, and where each loss token's predecessor stands, and the token, [K]."""
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = _loss_tokens(samples)
@@ -133,9 +203,7 @@ class PackedPolicy(Policy):
         at = np.concatenate([s + p - 1 for s, p in zip(starts[:-1], positions, strict=True)])
         device = next(self.model.parameters()).device
         keep, tokens = _tensors(device, at, np.concatenate(targets))
-        logits = packed.forward(self.model, inputs, keep)
-        each = torch.arange(len(tokens), device=device)
-        return logits, each, tokens, each
+        return inputs, keep, tokens
 
 
 class PaddedPolicy(Policy):
@@ -153,7 +221,7 @@ class PaddedPolicy(Policy):
             bins[-1].append(i)
         return level(bins, num_ranks)
 
-    def _logits(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = _loss_tokens(samples)
@@ -166,9 +234,11 @@ class PaddedPolicy(Policy):
         input_ids, attention_mask, keep, tokens = _tensors(
             device, ids, mask, at, np.concatenate(targets)
         )
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        with _last_hidden(self.model, wanted=hidden) as seen:
+            out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         each = torch.arange(len(tokens), device=device)
-        return out.logits.flatten(0, 1)[keep], each, tokens, each
+        states = seen[0].flatten(0, 1)[keep] if hidden else None
+        return Read(out.logits.flatten(0, 1)[keep], each, tokens, each, states)
 
 
 def choose_road(
@@ -194,6 +264,21 @@ def make_policy(
     if road == "packed":
         return PackedPolicy(model, temperature, autocast)
     return PaddedPolicy(model, temperature, autocast)
+
+
+@contextmanager
+def _last_hidden(model: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
+    """Collect what the decoder of a transformers model hands to its head, ``[B, T, H]``."""
+    seen: list[Tensor] = []
+    if not wanted:
+        yield seen
+        return
+    decoder: Any = model.get_decoder()  # type: ignore[operator]
+    hook = decoder.register_forward_hook(lambda module, given, said: seen.append(said[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def _loss_tokens(samples: Sequence[Sample]) -> tuple[list[tree.Index], list[IntArray]]:

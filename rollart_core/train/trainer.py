@@ -12,27 +12,39 @@ through its methods, so that it can live in a process of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rollart_core.config import Trainer as TrainerConfig
+from rollart_core.config_beside import ALONE, Beside, check_beside
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
-from rollart_core.errors import ConfigError, first_line
+from rollart_core.errors import BatchRefused
 from rollart_core.train import batch, checkpoint, distributed, process_group
 from rollart_core.train.batch import Minibatch, Row
+from rollart_core.train.batch_metrics import batch_metrics, value_metrics
+from rollart_core.train.extras import ExtraModules
 from rollart_core.train.kernels import TorchOps
+from rollart_core.train.loading import check_vocabulary
+from rollart_core.train.loading import load_model as load_model
 from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.train.native import native_ops
-from rollart_core.train.optimizer import GuardedAdamW
+from rollart_core.train.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.train.policy import Policy, choose_road, make_policy
 from rollart_core.train.recompute import recompute_activations
 from rollart_core.train.report import TrainStepReport
-from rollart_core.train.signals import LazySignals, check_known, signal_rows
+from rollart_core.train.shaping import RewardShaper
+from rollart_core.train.signals import (
+    TEACHER,
+    LazySignals,
+    check_known,
+    signal_rows,
+    teacher_rows,
+)
 from rollart_core.types import FloatArray, Group, Sample
 
 
@@ -49,6 +61,7 @@ class Trainer:
         temperature: What the inference engine samples at; logits are divided by it.
         deterministic: Equal batches give equal losses, bit for bit.
         seed: Of torch's random numbers.
+        beside: What there is beside the policy: critic, reference, teacher, shaping.
 
     Raises:
         ConfigError: When ``model_path`` is no causal language model, or the algorithm requires
@@ -67,10 +80,8 @@ class Trainer:
         temperature: float = 1.0,
         deterministic: bool = False,
         seed: int = 0,
+        beside: Beside = ALONE,
     ) -> None:
-        check_known(algorithm.requires)
-        if algorithm.extra_modules():
-            raise ConfigError("this trainer does not train extra modules, such as a critic, yet")
         torch.manual_seed(seed)
         self._config = config
         self._algorithm = algorithm
@@ -83,7 +94,10 @@ class Trainer:
         self._policy = self._make_policy(self._model, temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
+        self._beside = beside
         self._reference: Policy | None = None
+        self._extras = self._new_extras()
+        self._shaper = RewardShaper.of(beside.shapings)
 
     @property
     def train_step(self) -> int:
@@ -101,14 +115,16 @@ class Trainer:
             One report an optimizer update; one with ``updated`` 0 when no sample teaches anything.
 
         Raises:
-            ValueError: When the algorithm's advantages do not fit the samples.
+            BatchRefused: When the algorithm refuses the groups, or its advantages do not fit them.
             TrainingDiverged: When three updates in a row were not finite.
         """
         began = time.perf_counter()
         self._supervisor = None
+        if self._extras:
+            self._extras.begin()
         with self._determinism():
             rows, minibatches = self._prepare(groups, policy_version)
-            shared = _batch_metrics(rows)
+            shared = {**batch_metrics(rows), **value_metrics(rows)}
             reports = []
             for n, minibatch in enumerate(minibatches):
                 metrics = self._update(minibatch, policy_version, is_first=n == 0)
@@ -189,6 +205,8 @@ class Trainer:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
         if "ref_logprobs" in self._algorithm.requires:
             self._ensure_reference()  # also in a checkpoint from before the first batch
+        if self._extras:
+            self._extras.begin()
         if train_step is not None:
             self._optimizer.train_step = train_step
         checkpoint.save(path, self._state(policy_version))
@@ -207,6 +225,8 @@ class Trainer:
         assert isinstance(counters, Tensor)
         policy_version, train_step = (int(c) for c in counters)
         self._optimizer.train_step = train_step
+        if self._extras:
+            self._extras.go_on_from(train_step)
         return policy_version, train_step
 
     def export_hf(self, path: str, tokenizer_path: str | None = None) -> None:
@@ -224,16 +244,25 @@ class Trainer:
         self, groups: Sequence[Group], policy_version: int
     ) -> tuple[list[Row], list[Minibatch]]:
         """Return all rows, and the minibatches with the signals they need."""
-        ordered = batch.canonical(groups)
+        ordered = self._shaper.shape(batch.canonical(groups))
         samples = [s for g in ordered for s in g.samples]
         requires = self._algorithm.requires
         signals = LazySignals(requires, lambda name: self._signal(name, samples))
-        advantages = self._algorithm.advantages(ordered, signals)
+        try:
+            advantages = self._algorithm.advantages(ordered, signals)
+            targets = self._algorithm.targets(ordered, signals)
+        except ValueError as e:
+            raise BatchRefused(f"{type(self._algorithm).__name__}: {e}") from e
         rows = batch.make_rows(ordered, advantages, policy_version)
+        self._attach_targets(rows, samples, targets)
         minibatches = batch.split(
             rows, self._config.updates_per_batch, self._algorithm.zero_advantage
         )
         for name in sorted(requires):
+            known = signals.known(name)
+            if known is not None:
+                batch.attach(name, rows, samples, known)
+                continue
             # The first update starts from the proximal weights: its own forward gives the signal.
             skip = 1 if name == "proximal_logprobs" else 0
             self._attach(name, [r for m in minibatches[skip:] for r in m.rows])
@@ -242,11 +271,29 @@ class Trainer:
     def _attach(self, name: str, rows: Sequence[Row]) -> None:
         values = self._signal(name, [r.sample for r in rows])
         for row, value in zip(rows, values, strict=True):
+            if name in ("ref_logprobs", TEACHER):  # those of a model that no update will mend
+                batch.check_finite(name, value, row.sample, f"number {row.group} of the batch")
             row.signals[name] = value
 
+    def _attach_targets(
+        self,
+        rows: Sequence[Row],
+        samples: Sequence[Sample],
+        targets: Mapping[str, Sequence[FloatArray]],
+    ) -> None:
+        """Give each row what the algorithm wants its loss to be told."""
+        if taken := sorted(set(targets) & self._algorithm.requires):
+            raise BatchRefused(f"the algorithm gave targets named like signals: {', '.join(taken)}")
+        for name, given in targets.items():
+            batch.attach(name, rows, samples, given)
+
     def _signal(self, name: str, samples: Sequence[Sample]) -> list[FloatArray]:
-        policy = self._ensure_reference() if name == "ref_logprobs" else self._policy
         budget = self._config.max_tokens_per_microbatch
+        if name == TEACHER:
+            return teacher_rows(samples)
+        if self._extras and name in self._extras.names:
+            return self._extras.rows(name, samples, budget)
+        policy = self._ensure_reference() if name == "ref_logprobs" else self._policy
         return signal_rows(policy, samples, budget, entropy=name == "entropy")
 
     def _update(
@@ -259,12 +306,16 @@ class Trainer:
         samples = [r.sample for r in minibatch.rows]
         computed_before = self._policy.computed_tokens
         self._optimizer.zero_grad()
+        if self._extras:
+            self._extras.zero_grad()
         shares = self._share(samples)
         for n, (members, is_real) in enumerate(shares, 1):
             distributed.reduce_gradients(self._model, is_last=n == len(shares))
             part = loss_batch(minibatch, members, policy_version, self._device)
-            values, entropy = self._policy.logprobs([samples[i] for i in members])
+            chosen = [samples[i] for i in members]
+            values, entropy, hidden = self._policy.outputs(chosen, hidden=self._wants_hidden)
             logprobs = spread(values, part.loss_mask)
+            part.outputs = self._said(chosen, hidden, part.loss_mask, is_last=n == len(shares))
             if is_first and "proximal_logprobs" in self._algorithm.requires:
                 part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
             loss, metrics = self._algorithm.loss(logprobs, part)
@@ -274,7 +325,7 @@ class Trainer:
             sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
         computed = torch.tensor(self._policy.computed_tokens - computed_before)
         metrics_now = sums.finish()
-        outcome = self._optimizer.update(metrics_now["loss"])
+        outcome = self._step(metrics_now["loss"])
         return {
             **metrics_now,
             "grad_norm": outcome.grad_norm,
@@ -285,6 +336,31 @@ class Trainer:
             "computed_tokens": float(distributed.all_sum(computed)),
             **self._waiting(samples),
         }
+
+    def _said(
+        self, samples: Sequence[Sample], hidden: Tensor | None, mask: Tensor, *, is_last: bool
+    ) -> dict[str, Tensor]:
+        """Return what the extra modules say of samples now, ``[N]`` with gradient."""
+        if self._extras is None:
+            return {}
+        self._extras.reduce_gradients(is_last=is_last)
+        said = self._extras.says(samples, hidden)
+        return {name: spread(values, mask) for name, values in said.items()}
+
+    def _step(self, loss: float) -> UpdateOutcome:
+        """Update policy and extra modules with the gradients they hold: both, or neither."""
+        if self._extras is None:
+            return self._optimizer.update(loss)
+        if not self._extras.is_finite():
+            loss = math.nan
+        outcome = self._optimizer.update(loss, holds=self._extras.alone(self.train_step))
+        if outcome.updated:
+            self._extras.update(loss)
+        return outcome
+
+    @property
+    def _wants_hidden(self) -> bool:
+        return self._extras is not None and self._extras.reads_policy
 
     def _share(self, samples: Sequence[Sample]) -> list[distributed.Share]:
         """Return this rank's microbatches of an update."""
@@ -307,24 +383,55 @@ class Trainer:
             "optimizer": self._optimizer.state(),
             "counters": torch.tensor([policy_version, self.train_step]),
         }
+        if self._extras is not None:
+            state.update(self._extras.state())
+        if self._shaper.shapings:
+            state["shaping"] = torch.from_numpy(self._shaper.statistics)  # loaded in place
         if self._reference is not None:
             state["reference"] = checkpoint.named_tensors(self._reference.model)
         return state
 
     def _ensure_reference(self) -> Policy:
-        """Return the reference policy: the weights as they are when it is first asked for."""
+        """Return the reference policy: the weights as they are when it is first asked for.
+
+        With a ``reference`` section it is the model that names.
+        """
         if self._reference is None:
-            model = self._load()
+            named = self._beside.reference
+            model = self._load(named.path if named else None)
+            if named:
+                check_vocabulary(self._model, model, named.path)
             with torch.no_grad():
-                now = checkpoint.named_tensors(self._model)
+                now = {} if named else checkpoint.named_tensors(self._model)
                 for name, kept in checkpoint.named_tensors(model).items():
-                    kept.copy_(now[name])
+                    kept.copy_(now.get(name, kept))
             model.requires_grad_(False)
             self._reference = self._make_policy(model, self._policy.temperature)
         return self._reference
 
-    def _load(self, *, recompute: bool = False) -> torch.nn.Module:
-        model = load_model(self._model_path)
+    def _new_extras(self) -> ExtraModules | None:
+        """Return the extra modules of the algorithm; None when it has none.
+
+        Raises:
+            ConfigError: When algorithm and run do not go together.
+        """
+        algorithm, beside = self._algorithm, self._beside
+        heads = algorithm.extra_modules(self._policy.hidden_size)
+        check_known(algorithm.requires, frozenset(heads), has_teacher=beside.has_teacher)
+        check_beside(beside, algorithm.requires, frozenset(heads))
+        if not heads:
+            return None
+        assert beside.critic is not None
+        backbone = None
+        if beside.critic.backbone == "own":
+            model = self._load(recompute=self._config.activation_checkpointing)
+            backbone = self._make_policy(model, 1.0)
+        return ExtraModules(
+            heads, beside.critic, self._config, policy=self._policy, backbone=backbone
+        )
+
+    def _load(self, path: str | None = None, *, recompute: bool = False) -> torch.nn.Module:
+        model = load_model(path or self._model_path)
         if recompute:
             recompute_activations(model)
         return distributed.shard(model, self._device, bfloat16=self._bfloat16)
@@ -364,25 +471,6 @@ class Trainer:
             torch.use_deterministic_algorithms(before)
 
 
-def load_model(model_path: str) -> torch.nn.Module:
-    """Load a causal LM in float32, without dropout.
-
-    Raises:
-        ConfigError: When there is none at ``model_path``.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # they would draw over the run's own
-    try:
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    except (OSError, ValueError) as e:
-        raise ConfigError(
-            f"model.path: {model_path!r} is no causal language model: {first_line(str(e))}"
-        ) from e
-    return model.eval()  # type: ignore[no-any-return]
-
-
 def _backward(loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
@@ -391,17 +479,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _batch_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """Return what every report of a batch says of the whole batch."""
-    live: dict[int, bool] = {}
-    for row in rows:
-        live[row.group] = live.get(row.group, False) or row.is_live
-    staleness = np.array([r.staleness for r in rows] or [0])
-    return {
-        "zero_advantage_groups": float(sum(not is_live for is_live in live.values())),
-        "batch_groups": float(len(live)),
-        "staleness_mean": float(staleness.mean()),
-        "staleness_max": float(staleness.max()),
-    }

@@ -89,14 +89,16 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return check_one_env(plugin_id)
     if kind == "env_adapters":
         return check_one_adapter(plugin_id)
+    if plugin_id == "rollart/UnitTests-v1" and (why := no_bubblewrap()):
+        return [CheckResult("make", Outcome.SKIP, why)]
     if plugin_id == "rollart/Bubblewrap-v1" and (why := no_bubblewrap()):
         return [CheckResult("start", Outcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
         return [CheckResult("start", Outcome.SKIP, why)]
     if plugin_id in NEEDS_A_SERVER:
         return [CheckResult("start", Outcome.SKIP, NEEDS_A_SERVER[plugin_id])]
-    if plugin_id == "rollart/Judge-v1":
-        with OpenAIServer(lambda text: "Verdict: 7") as server:
+    if plugin_id in JUDGES:
+        with OpenAIServer(lambda text: f"Verdict: {JUDGES[plugin_id]}") as server:
             options = {**OPTIONS[plugin_id], "base_url": server.url}
             return check_part(kind, plugin_id, folder, options)
     return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
@@ -104,15 +106,44 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
 
 NEEDS_A_SERVER = {
     "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
+    "rollart/RewardModel-v1": "it needs a model: tests/integration/test_reward_model.py",
     "rollart/OpenAI-v1": "it needs a running server: tests/integration/test_openai_engine.py",
     "rollart/VLLM-v1": "it needs a running server: tests/integration/test_vllm_engine.py",
+    "rollart/Http-v1": "it needs a function: tests/conformance/test_reward_backends.py",
+    "rollart/Lambda-v1": "it needs a function: tests/conformance/test_reward_backends.py",
+    "rollart/Fc-v1": "it needs a function: tests/conformance/test_reward_backends.py",
+    "rollart/RayServe-v1": "it starts a cluster: tests/conformance/test_reward_backends.py",
 }
+JUDGES = {
+    "rollart/Judge-v1": "7",
+    "rollart/JudgeCompare-v1": "first",
+    "rollart/JudgeGroup-v1": "tie",
+}
+"""What a judge is told by a model that does not read."""
+_JUDGE = {"base_url": "http://127.0.0.1:9/v1", "model": "parrot", "rubric": "Good?"}
 OPTIONS = {
+    **dict.fromkeys(JUDGES, _JUDGE),
     "rollart/Process-v1": {"trusted": True},
     "rollart/Docker-v1": IN_DOCKER,
     "rollart/OpenAI-v1": {"base_url": "http://127.0.0.1:9/v1"},
     "rollart/VLLM-v1": {"base_url": "http://127.0.0.1:9/v1"},
-    "rollart/Judge-v1": {"base_url": "http://127.0.0.1:9/v1", "model": "parrot", "rubric": "Good?"},
+    "rollart/Http-v1": {"url": "http://127.0.0.1:9"},
+    "rollart/Lambda-v1": {"function": "none"},
+    "rollart/Fc-v1": {"function": "none", "endpoint": "127.0.0.1:9"},
+    "rollart/RewardModel-v1": {"model": "no-such-folder"},
+    "rollart/UnitTests-v1": {"sandbox": "bubblewrap"},
+    "rollart/Regex-v1": {"pattern": "red"},
+    "rollart/Format-v1": {"form": {"tags": ["think", "answer"]}},
+    "rollart/LengthPenalty-v1": {"free": 1, "limit": 9},
+    "rollart/Weighted-v1": {
+        "parts": {
+            "right": {"reward": "exact-match"},
+            "short": {"reward": {"id": "length-penalty", "free": 1, "limit": 9}, "weight": 0.1},
+        }
+    },
+    "rollart/WeightedGroup-v1": {
+        "parts": {"right": {"reward": "numeric"}, "other": {"reward": "group-diversity"}}
+    },
 }
 """What a plugin has to be told before it works at all."""
 

@@ -75,7 +75,7 @@ def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, version: int 
 def make_trainer(path: str, algorithm: GRPO | None = None, **changes: object) -> Trainer:
     own = {
         k: changes.pop(k)
-        for k in ("deterministic", "temperature", "channel", "dtype")
+        for k in ("deterministic", "temperature", "channel", "dtype", "beside")
         if k in changes
     }
     config = TrainerConfig(**{"max_tokens_per_microbatch": 256, "warmup_train_steps": 0, **changes})

@@ -83,6 +83,22 @@ def play(engine=None, **options):
     return asyncio.run(main())
 
 
+def test_a_reward_is_told_what_the_task_hands_it():
+    told = []
+
+    async def score(request):
+        told.append(request)
+        return await env_return(request)
+
+    trajectory, _, engine = play(turns=2, score=score)
+    assert trajectory.reward == 1.0
+    (request,) = told
+    assert request.context["reference"] == " ".join(turn.action for turn in trajectory.turns)
+    assert request.answer == trajectory.turns[-1].action
+    said = [engine.tokenizer.decode(asked.token_ids) for asked in engine.requests]
+    assert not any(request.context["reference"] in text for text in said)
+
+
 def test_what_the_program_asks_is_the_trajectory():
     trajectory, _, engine = play(turns=3)
     assert (trajectory.status, trajectory.reward, trajectory.score) == ("finished", 1.0, 1.0)

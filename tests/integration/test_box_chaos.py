@@ -139,7 +139,6 @@ async def episode_parts(wall: str, envs: EnvPool, words: ChatTokenizer) -> Episo
             temperature=1.0,
             timeouts=PhaseTimeouts(300, 300),
             generate_s=60,
-            reward_s=60,
             episode_s=600,
         ),
         seed=0,

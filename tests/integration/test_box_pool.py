@@ -230,7 +230,7 @@ def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
 
 def test_boxes_wait_for_one_another(wall) -> None:
     async def work() -> None:
-        boxes = box_source(wall, {"max_boxes": 2, "wait_s": 60})
+        boxes = box_source(wall, {"max_boxes": 2, "wait_s": 110})
         most = 0
 
         async def episode() -> None:

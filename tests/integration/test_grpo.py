@@ -196,8 +196,9 @@ def test_gradient_by_finite_differences() -> None:
             (algorithm.loss(start + m, part)[0] - algorithm.loss(start - m, part)[0]) / 2e-6
             for m in moves
         ]
-    torch.testing.assert_close(start.grad, torch.stack(slopes), rtol=1e-6, atol=1e-8)
     assert start.grad is not None
+    # not torch.testing: importing it takes seconds
+    assert start.grad.tolist() == pytest.approx([float(s) for s in slopes], rel=1e-6, abs=1e-8)
     assert int(start.grad.count_nonzero()) >= 3
 
 

@@ -46,12 +46,14 @@ ROOMS = (
     ("types",),
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
-    ("config", "problems", "endpoint"),
+    ("config_base",),
+    ("config", "config_rewards", "config_training", "problems", "endpoint"),
     (
-        *("boxes", "config_agents", "config_boxes", "config_checks", "config_load", "manifest"),
+        *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
+        *("config_learning", "config_load", "manifest", "vocabulary"),
         *("isolation", "plugins", "registry", "resolve", "resolve_envs", "resolve_plugin"),
     ),
-    ("models", "rollout", "engine", "tools", "train", "weights", "plan"),
+    ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
 )

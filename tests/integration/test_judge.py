@@ -13,11 +13,12 @@ import pytest
 from openai_server import OpenAIServer, failing
 
 from rollart_core import registry
+from rollart_core.config_rewards import Scoring
 from rollart_core.contracts.reward import RewardRequest
 from rollart_core.endpoint.judge import Judge
 from rollart_core.errors import ConfigError, EndpointError, RewardFailure
 from rollart_core.resolve import ResolvedPlugin
-from rollart_core.rollout.scoring import scorer
+from rollart_core.scoring.room import RoomPlan, ScoringRoom
 
 
 @pytest.fixture
@@ -132,10 +133,19 @@ def test_a_judge_out_of_order_is_a_failure_of_the_reward_never_a_zero(
 ) -> None:
     plugin = registry.find("rewards", "judge")
     resolved = ResolvedPlugin("rewards", plugin.spec, options(server), "rollart", "0")
-    score = scorer(resolved, timeout_s=5)  # type: ignore[arg-type]
+    inline = registry.find("reward_backends", "inline").spec
+    backend = ResolvedPlugin("reward_backends", inline, {}, "rollart", "0")
+    room = ScoringRoom(RoomPlan(Scoring(), [backend], 5))  # type: ignore[list-item]
     server.script.append(failing(400, "broken"))
-    with pytest.raises(RewardFailure, match="400: broken"):
-        asyncio.run(score(request("hello")))
+
+    async def score() -> None:
+        try:
+            await room.scorer(resolved)(request("hello"))  # type: ignore[arg-type]
+        finally:
+            await room.close()
+
+    with pytest.raises(RewardFailure, match=r"Judge-v1 on rollart/Inline-v1: .*400: broken"):
+        asyncio.run(score())
 
 
 def test_a_scale_upside_down_is_refused(server: OpenAIServer) -> None:

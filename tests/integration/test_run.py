@@ -18,7 +18,7 @@ from rollart_core.config_load import load_config
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
-from rollart_core.errors import ConfigError
+from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
@@ -247,3 +247,14 @@ def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
     with JournalReader(run_dir) as journal:
         trained = [b.batch for b in journal.batches() if b.state == "trained"]
     assert sorted(trained) == list(range(8))
+
+
+def test_what_always_fails_is_not_trained_on(tmp_path):
+    broken = {"id": "rollart_core.testing:FaultyBackend", "errors": 1.0}
+    with pytest.raises(TooManyFailures, match=r"before training: 100% of the last 3.*reward"):
+        run(
+            tmp_path,
+            scoring={"backend": broken, "max_tries": 1},
+            failures={"window": 3, "max_rate": 0.5},
+        )
+    assert not left_behind()

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from rollart_core.boxes import function_judge
+from rollart_core.boxes.judging import read_judgement
 from rollart_core.contracts.sandbox import ExecResult
-from rollart_envs.swe import function_judge, report_plugin
-from rollart_envs.swe.function_task import FunctionTask, function_task, read_judgement
+from rollart_envs.swe import report_plugin
+from rollart_envs.swe.function_task import FunctionTask, function_task
 from rollart_envs.swe.grade import cut_id
 from rollart_envs.swe.logs import read_pytest, read_unittest, worst
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
@@ -68,7 +70,7 @@ SPOOFS = {
 def judged(candidate: str, timeout_s: float = 5.0, task: FunctionTask = AREA):
     done = subprocess.run(
         [sys.executable, "-I", function_judge.__file__],
-        input=task.request(candidate, nonce="n1", timeout_s=timeout_s),
+        input=task.hidden.request(candidate, nonce="n1", timeout_s=timeout_s),
         capture_output=True,
         cwd="/",
         timeout=60,

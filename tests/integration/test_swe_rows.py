@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollart_envs.swe import function_judge
-from rollart_envs.swe.function_task import FunctionTask, Judgement, read_judgement
+from rollart_core.boxes import function_judge
+from rollart_core.boxes.judging import Judgement, read_judgement
+from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.grade import grade
 from rollart_envs.swe.logs import framework_of, read_pytest
 from rollart_envs.swe.patch import file_changes, steers_the_runner, touched_files
@@ -127,7 +128,7 @@ def test_every_function_statement_holds_the_bug_and_no_hidden_test(functions):
 def judged(task: FunctionTask, candidate: str, folder: Path) -> Judgement:
     done = subprocess.run(
         [sys.executable, "-I", function_judge.__file__],
-        input=task.request(candidate, nonce="n1", timeout_s=3.0),
+        input=task.hidden.request(candidate, nonce="n1", timeout_s=3.0),
         capture_output=True,
         cwd=folder,
         timeout=60,

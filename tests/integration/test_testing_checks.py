@@ -115,7 +115,7 @@ def test_check_reward():
         def score_group(self, requests):
             return [RewardResult(0.0)]
 
-    assert failed(check_reward(Short())) == ["group_size"]
+    assert failed(check_reward(Short())) == ["score", "group_size"]
 
 
 def test_check_tracker(tmp_path):
@@ -142,7 +142,13 @@ def test_check_mapper():
 
 
 def test_check_inference_engine():
-    assert_checks(check_inference_engine(ScriptedEngine))
+    results = check_inference_engine(ScriptedEngine)
+    assert_checks(results)
+    assert by_outcome(results, Outcome.SKIP) == ["score"]
+
+    class Misjudges(ScriptedEngine):
+        async def score(self, request):
+            return [-99.0 for _ in request.positions]
 
     class Forgets(ScriptedEngine):
         async def release(self, session_id):
@@ -158,6 +164,7 @@ def test_check_inference_engine():
 
     assert failed(check_inference_engine(Forgets)) == ["session"]
     assert "generate" in failed(check_inference_engine(Overruns))
+    assert failed(check_inference_engine(Misjudges)) == ["score"]
     assert "pause_abort_resume" in failed(check_inference_engine(NeverPauses))
 
 

@@ -57,7 +57,7 @@ def _run(engine, new_conversation, **options):
                 new_conversation=new_conversation,
                 score=score,
                 stop_token_ids=(),
-                limits=EpisodeLimits(8, 200, 1.0, PhaseTimeouts(60, 60, 60), 60, 60, 200),
+                limits=EpisodeLimits(8, 200, 1.0, PhaseTimeouts(60, 60, 60), 60, 60),
                 seed=0,
             )
             return await run_episode(TICKET, 0, parts)

@@ -27,6 +27,9 @@ from rollart_core.train.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
+OVERFLOWS = -1e9
+"""An inference logprob so small that the ratio to it is infinite, and so is the loss."""
+
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -279,8 +282,8 @@ def test_numbers_that_are_not_finite_skip_the_update_and_end_the_run_at_the_thir
 ) -> None:
     groups = make_groups(1)
     for sample in groups[0].samples:
-        sample.inference_logprobs[sample.loss_mask] = np.nan
-    trainer = make_trainer(model_path)
+        sample.inference_logprobs[sample.loss_mask] = OVERFLOWS
+    trainer = make_trainer(model_path, GRPO(proximal="inference"))
     before = {n: p.clone() for n, p in trainer._model.named_parameters()}
     for _ in range(2):
         (report,) = trainer.train_batch(groups, 0)
@@ -290,11 +293,19 @@ def test_numbers_that_are_not_finite_skip_the_update_and_end_the_run_at_the_thir
         trainer.train_batch(groups, 0)
 
 
+def test_logprobs_that_are_no_numbers_are_refused_before_any_update(model_path: str) -> None:
+    groups = make_groups(1)
+    sample = groups[0].samples[0]
+    sample.inference_logprobs[np.flatnonzero(sample.loss_mask)[2]] = np.nan
+    with pytest.raises(ValueError, match=r"inference_logprobs of 1 sampled tokens .*nan"):
+        make_trainer(model_path).train_batch(groups, 0)
+
+
 def test_a_good_update_between_bad_ones_starts_the_count_anew(model_path: str) -> None:
     bad = make_groups(1)
     for sample in bad[0].samples:
-        sample.inference_logprobs[sample.loss_mask] = np.nan
-    trainer = make_trainer(model_path)
+        sample.inference_logprobs[sample.loss_mask] = OVERFLOWS
+    trainer = make_trainer(model_path, GRPO(proximal="inference"))
     updated = [
         trainer.train_batch(groups, 0)[0].metrics["updated"]
         for groups in (bad, bad, make_groups(1), bad, bad)

@@ -13,6 +13,9 @@ from small_models import make_groups, make_trainer, save_model
 from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
+from rollart_algorithms.ppo import PPO
+from rollart_core.config import Critic
+from rollart_core.config_beside import Beside
 from rollart_core.errors import ConfigError, TrainerLost
 from rollart_core.train.report import TrainStepReport
 from rollart_core.train.trainer import load_model
@@ -186,3 +189,30 @@ def test_a_damaged_checkpoint_is_named_by_all_ranks_and_the_group_goes_on(tmp_pa
             assert await group.call("load", str(saved)) == (1, 0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+def test_a_critic_on_two_ranks_learns_as_on_one_and_resumes(tmp_path: Path, backbone: str) -> None:
+    model, saved = save_model(tmp_path / "model"), str(tmp_path / "saved")
+    beside = Beside(critic=Critic(backbone=backbone))
+
+    def values(report: TrainStepReport) -> list[float]:
+        names = ("loss", "grad_norm", "value_loss", "return_mean")
+        return [report.metrics[name] for name in names]
+
+    trainer = make_trainer(model, PPO(), lr=1e-3, beside=beside)
+    one = [values(trainer.train_batch(*batch(n))[0]) for n in range(5)]
+
+    async def two_ranks() -> list[list[float]]:
+        async with trainer_ranks(
+            model, 2, tmp_path / "two", plugin="ppo", beside=beside, lr=1e-3
+        ) as group:
+            rows = [values((await group.train_batch(*batch(n)))[0]) for n in range(3)]
+            await group.call("save", saved, policy_version=3)
+            return [*rows, *[values((await group.train_batch(*batch(n)))[0]) for n in (3, 4)]]
+
+    np.testing.assert_allclose(asyncio.run(two_ranks()), one, rtol=2e-4, atol=5e-6)
+    again = make_trainer(model, PPO(), lr=1e-3, beside=beside)
+    assert again.load(saved) == (3, 3)
+    rest = [values(again.train_batch(*batch(n))[0]) for n in (3, 4)]
+    np.testing.assert_allclose(rest, one[3:], rtol=2e-4, atol=5e-6)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollart_core import registry
 from rollart_core.config import Trainer as TrainerConfig
+from rollart_core.config_beside import ALONE, Beside
 from rollart_core.resolve import ResolvedPlugin
 from rollart_core.runtime.parts import ChannelArgs, ModelArgs
 from rollart_core.runtime.process import PartProcess
@@ -32,6 +33,8 @@ async def trainer_ranks(
     dtype: str = "float32",
     algorithm: Mapping[str, object] | None = None,
     host: str | None = "127.0.0.1",
+    plugin: str = "grpo",
+    beside: Beside = ALONE,
     **changes: object,
 ):
     """Start a group on ``model``, and end it."""
@@ -44,10 +47,10 @@ async def trainer_ranks(
         num_ranks,
         {
             "config": TrainerConfig(**config),
-            "algorithm": resolved("algorithms", "grpo", **(algorithm or {})),
+            "algorithm": resolved("algorithms", plugin, **(algorithm or {})),
             "model": ModelArgs(model, dtype, "cpu"),
             "channel": channel,
-            "settings": SETTINGS,
+            "settings": {**SETTINGS, "beside": beside},
         },
         host=host,
     )

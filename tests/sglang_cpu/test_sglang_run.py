@@ -128,7 +128,9 @@ def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_s
     assert summary["mean of those"] < 1e-4
     assert found.num_one_version
     assert found.num_crossing
-    assert len(found.versions) >= 6
+    # How many are met is a matter of pace; the staleness bound asks for these.
+    assert len(found.versions) >= 3
+    assert max(found.versions) >= 5, "the server that came back follows the training"
 
 
 def test_a_run_with_a_seed_for_every_token_is_refused(tmp_path):

@@ -77,6 +77,7 @@ def test_only_takes_groups_and_names():
         ("runtime", "make"),
         ("semantic", "score"),
         ("semantic", "same_request_same_score"),
+        ("semantic", "examples"),
     ]
     with pytest.raises(UserError, match="Did you mean 'semantic'"):
         checked_only(["semantics"])

@@ -8,7 +8,7 @@ import pytest
 
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.env_worker import MAX_CONTEXT_BYTES, EnvRef, EnvWorker
 from rollart_core.testing.envs import FakeEnv
 from rollart_core.types import Task, Ticket
 
@@ -98,15 +98,19 @@ class Odd(gymnasium.Env[object, str]):
         observation = {"lone": "a\ud800b", "number": 3, "list": ["no message"]}.get(
             self._answer, "ok"
         )
-        return observation, {}
+        return observation, {"reward_context": {"reference": "4", "tests": ["a"]}}
 
     def step(self, action):
         if self._answer == "four":
             return "ok", 0.0, True, {}
+        if self._answer == "context":
+            return "ok", 0.0, True, False, {"reward_context": {"at": object()}}
+        if self._answer == "large":
+            return "ok", 0.0, True, False, {"reward_context": {"at": "x" * MAX_CONTEXT_BYTES}}
         return "ok", math.inf, True, False, {}
 
 
-@pytest.mark.parametrize("answer", ["number", "list", "four", "inf"])
+@pytest.mark.parametrize("answer", ["number", "list", "four", "inf", "context", "large"])
 def test_answers_outside_the_contract_are_environment_failures(answer):
     async def main() -> None:
         worker = EnvWorker()
@@ -114,6 +118,17 @@ def test_answers_outside_the_contract_are_environment_failures(answer):
         with pytest.raises(EnvironmentFailure):
             await reset(worker, env)
             await worker.step("e", "x", timeout_s=5)
+        await worker.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_an_environment_hands_to_its_reward_is_kept_apart():
+    async def main() -> None:
+        worker = EnvWorker()
+        observed = await reset(worker, EnvRef(f"{__name__}:Odd", {"answer": "inf"}))
+        assert observed.context == {"reference": "4", "tests": ["a"]}
+        assert observed.observation == "ok"
         await worker.shutdown()
 
     asyncio.run(main())

@@ -66,7 +66,6 @@ def make_parts(tokenizer, engine, *, score=env_return, **limits: object) -> tupl
         temperature=1.0,
         timeouts=PhaseTimeouts(5, 5),
         generate_s=5,
-        reward_s=5,
         episode_s=5,
     )
     context = limits.pop("max_context_tokens", 512)
@@ -82,14 +81,14 @@ def make_parts(tokenizer, engine, *, score=env_return, **limits: object) -> tupl
     )
 
 
-def play(tokenizer, engine=None, **options: object):
+def play(tokenizer, engine=None, ticket=TICKET, **options: object):
     engine = engine or Parrot(tokenizer)
 
     async def main():
         pool, parts = make_parts(tokenizer, engine, **options)
         await pool.start()
         try:
-            return await run_episode(TICKET, 4, parts)
+            return await run_episode(ticket, 4, parts)
         finally:
             await pool.close()
 
@@ -188,8 +187,43 @@ def test_a_reward_that_fails_is_a_failure_and_never_zero(tokenizer):
     assert trajectory.reward is None
 
 
+def test_a_reward_is_told_what_the_environment_hands_it_and_the_policy_is_not(
+    tokenizer, monkeypatch
+):
+    info, told = FakeEnv._info, []
+
+    def with_context(env):
+        return {**info(env), "reward_context": {"turn": env._turn, f"at {env._turn}": "secret"}}
+
+    async def score(request: RewardRequest) -> RewardResult:
+        told.append(request)
+        return await env_return(request)
+
+    monkeypatch.setattr(FakeEnv, "_info", with_context)
+    engine = Parrot(tokenizer)
+    assert play(tokenizer, engine, score=score).reward == 1.0
+    (request,) = told
+    assert request.context == {"turn": 3, **{f"at {turn}": "secret" for turn in range(4)}}
+    assert request.answer == request.messages[-1]["content"]
+    assert not any("secret" in tokenizer.decode(r.token_ids) for r in engine.requests)
+
+
 def test_a_huge_observation_ends_the_episode_in_order(tokenizer):
     trajectory = play(tokenizer, options={"trouble": "huge", "at": 1})
     assert trajectory.status == "truncated"
     assert trajectory.failure is None
     assert trajectory.samples[0].num_tokens <= 512
+
+
+def test_a_retry_draws_what_the_attempt_before_it_drew(tokenizer):
+    """Or attempts that failed would be made again with other actions, which fail less often."""
+    keys = []
+    for attempt in (0, 1):
+        engine = Parrot(tokenizer)
+        play(tokenizer, engine, replace(TICKET, attempt=attempt))
+        keys.append([r.sampling_key for r in engine.requests])
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 3
+    other = Parrot(tokenizer)
+    play(tokenizer, other, replace(TICKET, ticket_id="g0.1", index=1))
+    assert not {r.sampling_key for r in other.requests} & set(keys[0])

@@ -386,3 +386,33 @@ def test_tokens_older_than_the_start_are_dropped_not_trained() -> None:
 def test_a_policy_that_can_never_complete_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match="min_group_size 3 is above group_size 2"):
         SchedulePolicy(groups_per_batch=1, group_size=2, max_concurrent=1, min_group_size=3)
+
+
+def test_equal_groups_are_replaced_until_too_many_come_in_a_row() -> None:
+    s = scheduler(max_staleness=0, max_equal_groups=2)
+    s.handle(RunStarted())
+
+    def equal(group: str, version: int = 0) -> list:
+        s.handle(EpisodeFinished(f"{group}.0", 0, version))
+        return s.handle(GroupFiltered(group, "equal"))
+
+    actions = equal("g0000000")
+    assert of(DropGroup, actions) == [DropGroup("g0000000", "equal")]
+    assert started(actions) == ["g0000001.0"]
+    finish(s, "g0000001")  # one that is not: the count begins anew
+    s.handle(BatchTrained(1))
+    s.handle(WeightsLoaded(1))
+    assert not of(StopRun, equal("g0000002", 1))
+    (stop,) = of(StopRun, equal("g0000003", 1))
+    assert stop.kind == "failures"
+    assert "2 groups in a row were all equal" in stop.reason
+    assert s.snapshot().dropped == {"equal": 3}
+
+
+def test_the_task_of_a_small_group_comes_again_where_it_is_to() -> None:
+    s = scheduler(group_size=2, min_group_size=2, max_staleness=0, requeues_small=True)
+    first = of(StartEpisode, s.handle(RunStarted()))[0].ticket.task
+    s.handle(EpisodeFailed("g0000000.0", 0, FATAL))
+    actions = s.handle(EpisodeFinished("g0000000.1", 0, 0))
+    assert of(DropGroup, actions) == [DropGroup("g0000000", "too_small", True)]
+    assert [a.ticket.task for a in of(StartEpisode, actions)] == [first, first]

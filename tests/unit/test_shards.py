@@ -50,6 +50,8 @@ def assert_same(a: Trajectory, b: Trajectory) -> None:
     assert len(a.samples) == len(b.samples)
     for x, y in zip(a.samples, b.samples, strict=True):
         for f in fields(Sample):
+            if f.name == "signals":  # of the run alone
+                continue
             left, right = getattr(x, f.name), getattr(y, f.name)
             assert left.dtype == right.dtype, f.name
             np.testing.assert_array_equal(left, right)

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from rollart_envs.swe.function_task import candidate_of, function_task, read_judgement
+from rollart_core.boxes.judging import read_judgement
+from rollart_envs.swe.function_task import candidate_of, function_task
 from rollart_envs.swe.reader import TaskFileError, read_function_tasks, read_repair_tasks
 from rollart_envs.swe.task import RowError, repair_task
 

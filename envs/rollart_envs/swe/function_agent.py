@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from rollart_core.boxes.agent import BoxAgent, Command
+from rollart_core.boxes.judging import Interpreter, find_python
 from rollart_core.boxes.source import box_source
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_envs.swe import small_agent
 from rollart_envs.swe.config import FunctionAgentConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
-from rollart_envs.swe.judging import Interpreter, expect_gold, find_python, judge_answer
+from rollart_envs.swe.judging import expect_gold, judge_answer
 from rollart_envs.swe.taskbook import function_tasks, own_file
 
 SOLUTION: Final = "solution.py"

@@ -15,12 +15,13 @@ from typing import Any, Final
 from gymnasium.error import ResetNeeded
 
 from rollart_core.boxes.env import BoxEnv, Reset, Step
+from rollart_core.boxes.judging import Interpreter, Judgement, find_python
 from rollart_core.boxes.source import box_source
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.config import FunctionRepairConfig
-from rollart_envs.swe.function_task import FunctionTask, Judgement, candidate_of
-from rollart_envs.swe.judging import Interpreter, expect_gold, find_python, judge_answer
+from rollart_envs.swe.function_task import FunctionTask, candidate_of
+from rollart_envs.swe.judging import expect_gold, judge_answer
 from rollart_envs.swe.taskbook import function_tasks, own_file
 
 _RESTORE_S: Final = 5.0

@@ -1,33 +1,19 @@
 """Function-repair tasks, in HumanEvalPack's format: one buggy function, hidden tests.
 
-Takes: one row. Gives: a :class:`FunctionTask`: what the agent sees, what it must not, and what
-:mod:`rollart_envs.swe.function_judge` is asked and answers. Never: runs anything.
+Takes: one row. Gives: a :class:`FunctionTask`: what the agent sees, what it must not, and what it
+is judged by. Never: runs anything.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from rollart_core.boxes.judging import HiddenTest
 from rollart_envs.swe.task import RowError
 
-Verdict: TypeAlias = Literal["passed", "failed", "error"]
 _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What came of running the hidden test."""
-
-    verdict: Verdict
-    """``error``: the judge gave no answer of its own (killed, out of time, box broken)."""
-    reason: str = ""
-    """For logs; it may hold what the hidden test says."""
-    told: str = ""
-    """What the agent may be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +62,10 @@ class FunctionTask:
             if text and text not in seen
         )
 
-    def request(self, candidate: str, *, nonce: str, timeout_s: float = 10.0) -> bytes:
-        """Return what the judge reads from its stdin.
-
-        Args:
-            candidate: The agent's source.
-            nonce: Random text that only this request holds; the answer has to bear it.
-            timeout_s: For the whole test, the candidate's start included.
-        """
-        return json.dumps(
-            {
-                "nonce": nonce,
-                "candidate": candidate,
-                "reference": self.gold_code,
-                "test": self.test,
-                "entry_point": self.entry_point,
-                "timeout_s": timeout_s,
-            }
-        ).encode("utf-8", "surrogatepass")
+    @property
+    def hidden(self) -> HiddenTest:
+        """What an answer is judged by."""
+        return HiddenTest(self.entry_point, self.test, self.gold_code)
 
 
 def function_task(row: Mapping[str, object]) -> FunctionTask:
@@ -126,30 +98,6 @@ def candidate_of(answer: str) -> str:
     """Return the source in a model's answer: its last fenced block, or all of it without one."""
     blocks = _FENCED.findall(answer)
     return str(blocks[-1]) if blocks else answer
-
-
-def read_judgement(stdout: bytes, nonce: str) -> Judgement:
-    """Return what the judge said.
-
-    Only one line counts: JSON that bears the nonce of the request. Anything else on stdout is
-    passed over, and two such lines are no answer.
-    """
-    answers = [found for line in stdout.splitlines() if (found := _answer(line, nonce))]
-    if len(answers) != 1:
-        return Judgement("error", f"the judge answered {len(answers)} times instead of once")
-    verdict = answers[0].get("verdict")
-    reason, told = (str(answers[0].get(name, "")) for name in ("reason", "told"))
-    if verdict == "passed":
-        return Judgement("passed", reason, told)
-    return Judgement("failed" if verdict == "failed" else "error", reason, told)
-
-
-def _answer(line: bytes, nonce: str) -> dict[str, object] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and found.get("nonce") == nonce else None
 
 
 def _text(row: Mapping[str, object], name: str) -> str:

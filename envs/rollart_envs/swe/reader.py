@@ -75,14 +75,14 @@ def holds_functions(path: Path) -> bool:
     Raises:
         TaskFileError: The file cannot be read.
     """
-    first = next((row for _, row in _rows(path) if not isinstance(row, RowError)), {})
+    first = next((row for _, row in read_rows(path) if not isinstance(row, RowError)), {})
     return "entry_point" in first
 
 
 def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> Rows[T]:
     tasks: dict[str, T] = {}
     bad: list[BadRow] = []
-    for number, found in _rows(path):
+    for number, found in read_rows(path):
         name = "" if isinstance(found, RowError) else str(found.get(id_field) or "")
         try:
             if isinstance(found, RowError):
@@ -100,7 +100,12 @@ def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> 
     return Rows(tuple(tasks.values()), tuple(bad))
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+    """Yield the number of each row, from 1, and the row or what is wrong with it.
+
+    Raises:
+        TaskFileError: The file cannot be read.
+    """
     kinds = {".jsonl": _json_rows, ".parquet": _parquet_rows}
     if path.suffix not in kinds:
         raise TaskFileError(f"{path}: has to end in {' or '.join(kinds)}")

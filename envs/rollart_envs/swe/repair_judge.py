@@ -25,12 +25,12 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from rollart_core.boxes.judging import find_python
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe import report_plugin
 from rollart_envs.swe.grade import Grade, grade
-from rollart_envs.swe.judging import find_python
 from rollart_envs.swe.logs import READERS, MarkersMissing, Statuses, between_markers, marked
 from rollart_envs.swe.patch import (
     Applied,

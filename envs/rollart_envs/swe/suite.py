@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from rollart_core.boxes.judging import find_python
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe import probe
-from rollart_envs.swe.judging import find_python
 
 REPO_DIR: Final = "/work/repo"
 _REPORT: Final = "/tmp/probe.jsonl"

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from rollart_core.boxes.judging import Interpreter, find_python
 from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import EpisodeError, first_line
 from rollart_envs.swe.function_task import FunctionTask
-from rollart_envs.swe.judging import Interpreter, find_python, judge_answer
+from rollart_envs.swe.judging import judge_answer
 from rollart_envs.swe.reader import (
     BadRow,
     holds_functions,

@@ -5,9 +5,9 @@ Takes: plain values. Gives: checked, frozen config models. Never: imports gymnas
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _GridConfig(BaseModel):
@@ -52,3 +52,35 @@ class StockConfig(BaseModel):
 
     most: Annotated[int, Field(ge=1, le=999)] = 9
     """Largest number of things in stock."""
+
+
+class BanditConfig(BaseModel):
+    """Options of ``toy/Bandit-v1``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arms: Annotated[int, Field(ge=2, le=8)] = 4
+    """Arms that are shown; one of them pays 1."""
+    signs: Annotated[int, Field(ge=1, le=8)] = 1
+    """Signs there are. With more than one, which arm pays hangs on the sign that is shown (a
+    contextual bandit): much slower to learn."""
+    turns: Annotated[int, Field(ge=1, le=8)] = 1
+    """Pulls of an episode, each under a sign of its own; success is to be right in all of them."""
+    secret: int | None = 0
+    """Draws which arm pays under which sign, the same in all tasks. None: drawn anew for each task,
+    so that its expert teaches the form of the game and nothing else."""
+    decoy: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """What the second best arm of a sign pays."""
+    best_fails: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance of the best arm to get stuck, in training tasks."""
+    others_fail: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance of each other arm to get stuck, in training tasks."""
+    failures: Literal["raise", "zero"] = "raise"
+    """What a stuck arm does: raise, as broken environments do; or end the episode with a reward of
+    0, as it is when an environment keeps its failures to itself."""
+
+    @model_validator(mode="after")
+    def _something_fails(self) -> BanditConfig:
+        if self.failures == "zero" and not (self.best_fails or self.others_fail):
+            raise ValueError("failures: zero has no effect where no arm fails: set best_fails")
+        return self

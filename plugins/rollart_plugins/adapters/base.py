@@ -11,12 +11,11 @@ import shutil
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
 import gymnasium
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
@@ -24,6 +23,7 @@ from rollart_core.errors import PluginError
 from rollart_core.isolation import server
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
+from rollart_plugins.adapters.fields import Splits
 from rollart_plugins.adapters.process import Opening, RemoteSeat, describe, user_error
 
 DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
@@ -57,21 +57,9 @@ class AdapterOptions(BaseModel):
     """Smallest and largest return (scaled), where the adapter cannot know them."""
     num_tasks: Annotated[int, Field(gt=0)] | None = None
     """Most tasks of each split."""
-    splits: dict[str, tuple[int, int]] | None = None
+    splits: Splits | None = None
     """First seed and end of each split; task `i` has the seed `first + i`. none: the foreign
     package's own, else train 0 to 100000, warm to 110000, test to 120000."""
-
-    @field_validator("splits")
-    @classmethod
-    def _apart(cls, value: dict[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]] | None:
-        ranges = sorted((first, end, name) for name, (first, end) in (value or {}).items())
-        for first, end, name in ranges:
-            if not 0 <= first < end:
-                raise ValueError(f"{name}: [{first}, {end}] must be [first seed, end], first < end")
-        for (_, end, one), (first, _, other) in pairwise(ranges):
-            if first < end:
-                raise ValueError(f"{one} and {other} overlap: tests would be trained on")
-        return value
 
 
 class Seat(Protocol):

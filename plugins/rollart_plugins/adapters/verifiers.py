@@ -6,18 +6,17 @@ imports verifiers before one of them is asked for.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.errors import PluginError
+from rollart_plugins.adapters.fields import Folder, Splits
 
 if TYPE_CHECKING:
     from rollart_plugins.adapters.verifiers_task import VerifiersTask
@@ -43,7 +42,7 @@ class VerifiersOptions(BaseModel):
     machine, without a wall; `docker` a container."""
     max_turns: Annotated[int, Field(gt=0)] = DEFAULT_TURNS
     """Requests after which verifiers ends an episode, which is then judged as truncated."""
-    splits: dict[str, tuple[int, int]] | None = None
+    splits: Splits | None = None
     """First position and end of each split in what the taskset loads. none: the last fifth is the
     test, all before it train; of a taskset without end, 0 to 1000 and 1000 to 1200."""
     reward_range: tuple[float, float] | None = None
@@ -52,30 +51,10 @@ class VerifiersOptions(BaseModel):
     """The same answers of the policy get the same requests and reward."""
     network: bool = False
     """Its tasks or their judges need the network."""
-    path: str | None = None
+    path: Folder | None = None
     """A folder to import the taskset from."""
     prepare_s: Annotated[float, Field(gt=0)] = 120.0
     """For loading the taskset, when a worker first needs it."""
-
-    @field_validator("splits")
-    @classmethod
-    def _apart(cls, value: dict[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]] | None:
-        ranges = sorted((first, end, name) for name, (first, end) in (value or {}).items())
-        for first, end, name in ranges:
-            if not 0 <= first < end:
-                raise ValueError(f"{name}: [{first}, {end}] must be [first, end], first < end")
-        for (_, end, one), (first, _, other) in pairwise(ranges):
-            if first < end:
-                raise ValueError(f"{one} and {other} overlap: tests would be trained on")
-        return value
-
-    @field_validator("path")
-    @classmethod
-    def _is_there(cls, value: str | None) -> str | None:
-        folder = None if value is None else os.path.abspath(os.path.expanduser(value))
-        if folder is not None and not os.path.isdir(folder):
-            raise ValueError(f"there is no folder {value}")
-        return folder
 
 
 class VerifiersAdapter(EnvAdapter):

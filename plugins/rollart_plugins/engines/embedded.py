@@ -30,6 +30,7 @@ from rollart_core.contracts.inference import (
     GenerateResult,
     InferenceEngine,
     KvOnSwap,
+    ScoreRequest,
     WeightSwap,
 )
 from rollart_core.contracts.weights import WeightChannel
@@ -40,7 +41,11 @@ from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.incoming import Incoming, Stage, fetch
 from rollart_plugins.engines.requests import ActiveRequest, check_request
 from rollart_plugins.engines.sampling import Draws, sample
+from rollart_plugins.engines.scoring import check_score, score_row
 from rollart_plugins.engines.sessions import SessionTable
+
+_SLOT_WAIT_S = 0.005
+"""Between two looks whether a slot is free for a row that is to be scored."""
 
 
 class EmbeddedEngine(InferenceEngine):
@@ -131,6 +136,25 @@ class EmbeddedEngine(InferenceEngine):
             return await active.future
         finally:
             self._retire(active)  # the caller may have been cancelled
+
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """See :meth:`InferenceEngine.score`.
+
+        The row is computed in pieces, between the steps that generate, in a slot of its own.
+        """
+        runner = self._ready()
+        check_score(request, vocab_size=runner.vocab_size, max_tokens=runner.max_tokens)
+        while (session := self._sessions.acquire("", "")) is None:
+            await asyncio.sleep(_SLOT_WAIT_S)
+        session.busy = True
+        try:
+            while True:
+                version = self._version
+                found = await score_row(self._ready, session.slot, request)
+                if version == self._version:  # else: half of it is of other weights
+                    return found
+        finally:
+            self._sessions.end_turn(session)
 
     def _ready(self) -> Runner:
         if self._runner is None:

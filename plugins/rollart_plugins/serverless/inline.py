@@ -7,7 +7,7 @@ for a reward that failed, or runs more than ``max_concurrent`` calls at once.
 from __future__ import annotations
 
 import asyncio
-import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -15,16 +15,20 @@ from typing import TypeVar
 from rollart_core.contracts.reward import (
     GroupReward,
     Reward,
+    RewardAnswer,
     RewardBackend,
+    RewardCall,
+    RewardCost,
     RewardRequest,
     RewardResult,
 )
-from rollart_core.errors import DeadlineFailure, RewardFailure, boundary
+from rollart_core.contracts.reward_check import result_problem
+from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure, boundary
 from rollart_core.rollout.threads import DaemonThreads
+from rollart_plugins.serverless.function import close_reward
+from rollart_plugins.serverless.wire import Outcome
 
 T = TypeVar("T")
-
-_SLACK = 1e-6
 
 
 class InlineBackend(RewardBackend):
@@ -73,31 +77,79 @@ class InlineBackend(RewardBackend):
             results = await asyncio.gather(*(self._call(partial(score, r)) for r in requests))
         return [self._checked(result) for result in results]
 
+    async def invoke(self, call: RewardCall) -> RewardAnswer:
+        """Answer a call: each request fails by itself, and none waits past the call's deadline.
+
+        Raises:
+            BackendFailure: When the backend is closed.
+        """
+        if self._closed:
+            raise BackendFailure("the reward backend is closed", again=False)
+        began = time.perf_counter()
+        if isinstance(self._reward, GroupReward):
+            results = await self._whole(call)
+        else:
+            each = (self._one(request, call.deadline_s) for request in call.requests)
+            results = tuple(await asyncio.gather(*each))
+        return RewardAnswer(results, RewardCost(cold=False, run_s=time.perf_counter() - began))
+
+    @property
+    def num_hung(self) -> int:
+        """Threads that a reward still holds though its call was given up."""
+        return self._threads.num_hung
+
     async def close(self) -> None:
-        """Take no more requests; may be called twice."""
+        """Take no more requests, and close the reward; may be called twice."""
+        if self._closed:
+            return
         self._closed = True
         self._threads.close()
+        await close_reward(self._reward)
+
+    async def _one(self, request: RewardRequest, deadline_s: float) -> Outcome:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return (await self.score((request,)))[0]
+        except TimeoutError:
+            return _late(deadline_s)
+        except (RewardFailure, DeadlineFailure) as e:
+            return e
+
+    async def _whole(self, call: RewardCall) -> tuple[Outcome, ...]:
+        failure: Outcome
+        try:
+            async with asyncio.timeout(call.deadline_s):
+                return tuple(await self.score(call.requests))
+        except TimeoutError:
+            failure = _late(call.deadline_s)
+        except (RewardFailure, DeadlineFailure) as e:
+            failure = e
+        return (failure,) * len(call.requests)
 
     async def _call(self, function: Callable[[], T]) -> T:
         async with self._slots:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     with boundary(RewardFailure, "reward.score"):
-                        return await self._threads.run(function)
+                        return await self._threads.run(partial(_held, function))
             except TimeoutError as e:
-                message = f"reward.score took longer than {self._timeout_s:g} s"
-                raise DeadlineFailure(message, boundary="reward.score") from e
+                raise _late(self._timeout_s) from e
 
     def _checked(self, result: object) -> RewardResult:
-        low, high = self._range
-        problem = ""
-        if not isinstance(result, RewardResult):
-            problem = f"a {type(result).__name__}, not a RewardResult"
-        elif not math.isfinite(result.value):
-            problem = f"the value {result.value}"
-        elif not low - _SLACK <= result.value <= high + _SLACK:
-            problem = f"{result.value:g}, outside its range {low:g} to {high:g}"
-        if problem:
+        if problem := result_problem(result, self._range):
             raise RewardFailure(f"reward.score answered {problem}", boundary="reward.score")
         assert isinstance(result, RewardResult)
         return result
+
+
+def _held(function: Callable[[], T]) -> T:
+    """Call a reward in its thread; one that wants to end the process is a failed one."""
+    try:
+        return function()
+    except (SystemExit, KeyboardInterrupt) as e:
+        raise RuntimeError(f"{type(e).__name__}: {e}") from e
+
+
+def _late(limit_s: float) -> DeadlineFailure:
+    message = f"reward.score took longer than {limit_s:g} s"
+    return DeadlineFailure(message, boundary="reward.score")

@@ -54,7 +54,9 @@ class Session:
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Ask the question with the index ``seed``."""
         self._entry = self._dataset[seed]
-        return str(self._entry["question"]), {"index": seed}
+        answer = self._entry.get("answer")
+        told = {} if answer is None else {"reward_context": {"reference": str(answer)}}
+        return str(self._entry["question"]), {"index": seed, **told}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Score the answer; one that the dataset cannot even read scores 0."""

@@ -1,6 +1,6 @@
 """Judges one function by its hidden test: a single file for any Python from 3.8, run in a box.
 
-Takes: one JSON object on stdin (``FunctionTask.request``). Gives: one JSON line on stdout that
+Takes: one JSON object on stdin (``HiddenTest.request``). Gives: one JSON line on stdout that
 bears the request's nonce. Never: lets the candidate into the process that holds the test.
 
     judge (this process)                                candidate (a process of its own)

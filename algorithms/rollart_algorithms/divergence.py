@@ -1,0 +1,59 @@
+"""How far the policy is from the reference, estimated from the tokens that were sampled.
+
+Takes: log ratios of tokens sampled by ``pi``. Gives: estimates of KL(pi || ref), a token each.
+Never: more than the one sampled token of each distribution.
+
+With ``l = log(ref / pi)`` (Schulman 2020, "Approximating KL divergence"):
+
+    k1 = -l                   unbiased; as a loss its gradient is 0 on average
+    k2 = l^2 / 2              biased a little; as a loss its gradient is that of the KL on average
+    k3 = exp(l) - l - 1       unbiased, never negative; arXiv:2402.03300 (GRPO), equation 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rollart_algorithms.config import KlEstimator, LossOptions
+from rollart_core.contracts.algorithm import Signals
+from rollart_core.types import FloatArray, Group
+
+
+def kl_tokens(log_ratio: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+    """Return ``[N]`` estimates.
+
+    Args:
+        log_ratio: ``[N]``, ``log(ref / pi)``.
+        estimator: Which.
+    """
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return log_ratio.square() / 2
+    return log_ratio.exp() - log_ratio - 1
+
+
+def kl_penalties(
+    groups: Sequence[Group], signals: Signals, options: LossOptions
+) -> list[FloatArray] | None:
+    """Return what to subtract from the reward, ``[T]`` a sample; None where nothing is.
+
+    The divergence is that of the policy that sampled: its logprobs are the engine's.
+
+    Args:
+        groups: Whose samples.
+        signals: With ``ref_logprobs``.
+        options: Says how much, and how it is estimated.
+    """
+    if not options.kl_coef or options.kl_in != "reward":
+        return None
+    samples = [s for g in groups for s in g.samples]
+    rows: list[FloatArray] = []
+    for sample, ref in zip(samples, signals["ref_logprobs"], strict=True):
+        log_ratio = torch.from_numpy(np.asarray(ref - sample.inference_logprobs))
+        kl = kl_tokens(log_ratio, options.kl_estimator).numpy()
+        rows.append(np.where(sample.loss_mask, options.kl_coef * kl, 0).astype(np.float32))
+    return rows

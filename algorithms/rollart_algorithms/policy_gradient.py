@@ -1,0 +1,178 @@
+"""The base of the algorithms: what their losses have in common.
+
+Takes: packed logprobs. Gives: one loss and its metrics. Never: says what an advantage is; that is
+each algorithm's own file.
+
+    loss = aggregate(objective of each token + kl_coef KL)
+
+:class:`PolicyGradient` leaves the objective open; :class:`RatioPolicy` is the clipped one:
+
+    r = pi / pi_proximal                            of a token, or of the sample (ratio_level)
+    objective = -w min(r A, clip(r, 1 - low, 1 + high) A)     arXiv:1707.06347 (PPO), section 3
+    and where A < 0 no more than -w c A                       arXiv:1912.09729 (dual clip)
+
+with ``w`` of ``off_policy.py``. On the first update on a batch ``r`` is 1, and the gradient that of
+REINFORCE: ``-w A grad log pi``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from rollart_algorithms.aggregation import (
+    TRAJECTORY_TOKENS,
+    aggregate,
+    sample_sums,
+    tokens_of_sample,
+    trajectory_tokens,
+)
+from rollart_algorithms.config import LossOptions, RatioPolicyOptions
+from rollart_algorithms.divergence import kl_tokens
+from rollart_algorithms.off_policy import importance_weights, proximal_logprobs
+from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals, ZeroAdvantage
+from rollart_core.types import FloatArray, Group
+
+Metrics = dict[str, torch.Tensor]
+
+
+class PolicyGradient(Algorithm):
+    """An objective of each token, aggregated, with a KL divergence from the reference.
+
+    Args:
+        options: The fields of :attr:`config_class`.
+    """
+
+    config_class: ClassVar[type[LossOptions]] = LossOptions
+    config: LossOptions
+
+    def __init__(self, **options: float | str | None) -> None:
+        self.config = self.config_class.model_validate(options)
+        self.requires = frozenset(self.wanted_signals())
+        self.zero_advantage: ZeroAdvantage = self.zero_advantage_policy()
+
+    def wanted_signals(self) -> set[str]:
+        """Return the names of the signals that these options need."""
+        return {"ref_logprobs"} if self.config.kl_coef else set()
+
+    def zero_advantage_policy(self) -> ZeroAdvantage:
+        """Return what becomes of samples that teach nothing."""
+        if self.config.zero_advantage == "drop":
+            return "drop"
+        in_loss = self.config.kl_coef and self.config.kl_in == "loss"
+        return "train" if in_loss else "skip"
+
+    @abstractmethod
+    def objective(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Return ``[N]`` losses of the tokens, and ``[N]`` metrics; masked ones count for nothing.
+
+        Args:
+            trainer_logprobs: ``[N]``, with gradient.
+            batch: The microbatch.
+        """
+
+    def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
+        """Return what the aggregation divides by; see :class:`Algorithm`."""
+        if self.config.loss_aggregation == "trajectory_mean":
+            return {TRAJECTORY_TOKENS: trajectory_tokens(groups)}
+        return {}
+
+    def loss(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Return the aggregated objective with its KL term; see :class:`Algorithm`."""
+        config, mask = self.config, batch.loss_mask
+        tokens, metrics = self.objective(trainer_logprobs, batch)
+        if config.kl_coef and config.kl_in == "loss":
+            log_ratio = torch.where(mask, batch.signals["ref_logprobs"] - trainer_logprobs, 0.0)
+            kl = kl_tokens(log_ratio, config.kl_estimator)
+            tokens = tokens + config.kl_coef * kl
+            metrics["ref_kl"] = kl.detach()
+        sums = {
+            name: torch.where(mask, values, 0.0).max()
+            if name.endswith("_max")
+            else torch.where(mask, values, 0.0).sum()
+            for name, values in metrics.items()
+        }
+        return self.aggregate(torch.where(mask, tokens, 0.0), batch), sums
+
+    def aggregate(self, tokens: torch.Tensor, batch: LossBatch) -> torch.Tensor:
+        """Return one number of ``[N]`` losses, as the options say."""
+        return aggregate(tokens, batch, self.config.loss_aggregation, self.config.norm_tokens)
+
+
+class RatioPolicy(PolicyGradient):
+    """The clipped objective of ratios, weighted for what another policy sampled."""
+
+    config_class = RatioPolicyOptions
+    config: RatioPolicyOptions
+
+    def wanted_signals(self) -> set[str]:
+        """Return the names of the signals that these options need."""
+        recomputed = self.config.proximal == "recompute"
+        return super().wanted_signals() | ({"proximal_logprobs"} if recomputed else set())
+
+    def objective(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Return the weighted, clipped objective of each token; see :class:`PolicyGradient`."""
+        proximal = proximal_logprobs(batch, self.config)
+        log_ratio = torch.where(batch.loss_mask, trainer_logprobs - proximal, 0.0)
+        gain, is_clipped = self.gain(self._levelled(log_ratio, batch), trainer_logprobs, batch)
+        weights, cut = importance_weights(proximal, batch, self.config)
+        metrics = {"clip_fraction": is_clipped.float(), "approx_kl": _k3(log_ratio.detach()), **cut}
+        return -gain * weights, {**metrics, **self._is_metrics(trainer_logprobs, weights, batch)}
+
+    def gain(
+        self, log_ratio: torch.Tensor, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``[N]`` what to maximise, and ``[N]`` bool: where the clip holds it.
+
+        Args:
+            log_ratio: ``[N]``, of the level that the options say, with gradient.
+            trainer_logprobs: ``[N]``, with gradient.
+            batch: The microbatch.
+        """
+        config, advantages = self.config, batch.advantages
+        ratio = log_ratio.exp()
+        free = ratio * advantages
+        bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+        is_clipped = bounded < free
+        gain = torch.minimum(free, bounded)
+        if config.dual_clip is not None:
+            least = config.dual_clip * advantages
+            is_held = (advantages < 0) & (gain < least)
+            gain, is_clipped = torch.where(is_held, least, gain), is_clipped | is_held
+        return gain, is_clipped
+
+    def _levelled(self, log_ratio: torch.Tensor, batch: LossBatch) -> torch.Tensor:
+        if self.config.ratio_level == "token":
+            return log_ratio
+        sums = sample_sums(log_ratio, batch)
+        if self.config.ratio_level == "sample_sum":
+            return sums
+        return sums / tokens_of_sample(batch, sums.dtype)
+
+    def _is_metrics(
+        self, trainer_logprobs: torch.Tensor, weights: torch.Tensor | float, batch: LossBatch
+    ) -> Metrics:
+        """Return how far the policy is from the one that sampled, and the weights for that."""
+        log_ratio = torch.where(batch.loss_mask, trainer_logprobs - batch.inference_logprobs, 0.0)
+        is_ratio = log_ratio.detach().exp()
+        weight = is_ratio if isinstance(weights, float) else weights
+        return {
+            "is_ratio_mean": is_ratio,
+            "is_ratio_max": is_ratio,
+            "is_weight_mean": weight,
+            "is_weight_sq_mean": weight.square(),
+        }
+
+
+def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return ``[N]``: estimates of KL(proximal || current) from tokens of the proximal policy."""
+    return log_ratio.exp() - 1 - log_ratio

@@ -1,0 +1,172 @@
+"""PPO: proximal policy optimisation with a critic.
+
+Takes: groups, of one member too, and the critic's values. Gives: advantages and returns, then the
+loss of policy and critic together. Never: compares members of a group.
+
+With rewards ``r_t``, values ``V_t`` of the state each token was chosen in, and ``V = 0`` after the
+last token:
+
+    delta_t = r_t + discount V_{t+1} - V_t                     arXiv:1506.02438 (GAE), section 3
+    A_t     = sum_l (discount lambda)^l delta_{t+l}            arXiv:1506.02438, section 3
+    G_t     = A_t + V_t                                        what the critic learns
+    policy  = -w min(r A, clip(r, 1 - low, 1 + high) A)        arXiv:1707.06347 (PPO), section 3
+    critic  = 1/2 max((v - G)^2, (V + clip(v - V, -c, c) - G)^2)
+
+``v`` is the critic's value now, ``V`` that before the first update on the batch; the clipped
+critic's loss is that of PPO's reference implementation (arXiv:2005.12729, section 3). Tokens that
+the environment wrote are stepped over. ``r_t`` is the reward at the last token (of the trajectory,
+or of each turn), less the KL penalty at every token (arXiv:1909.08593, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollart_algorithms.config import PPOConfig
+from rollart_algorithms.credit import per_trajectory
+from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.gae import TurnEnds, generalised_advantages, token_rewards
+from rollart_algorithms.policy_gradient import Metrics, RatioPolicy
+from rollart_algorithms.whitening import whitened
+from rollart_core.contracts.algorithm import LossBatch, Signals, ZeroAdvantage
+from rollart_core.types import FloatArray, Group, Trajectory
+
+
+class PPO(RatioPolicy):
+    """Proximal policy optimisation with generalised advantage estimation.
+
+    Args:
+        options: The fields of :class:`PPOConfig`.
+    """
+
+    config_class = PPOConfig
+    config: PPOConfig
+
+    def wanted_signals(self) -> set[str]:
+        """Return the names of the signals that these options need."""
+        return super().wanted_signals() | {"values"}
+
+    def zero_advantage_policy(self) -> ZeroAdvantage:
+        """Return ``train``: the critic learns from every sample."""
+        return "train"
+
+    def extra_modules(self, hidden_size: int) -> dict[str, torch.nn.Module]:
+        """Return the critic's head; at first it values every state at 0."""
+        return {"values": ValueHead(hidden_size)}
+
+    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the advantage of each token; see :class:`Algorithm`."""
+        rows = self._estimates(groups, signals)
+        if self.config.normalise == "none":
+            return rows
+        return whitened(rows, [s.loss_mask for g in groups for s in g.samples])
+
+    def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
+        """Return the ``returns`` that the critic learns; see :class:`Algorithm`."""
+        pairs = zip(self._estimates(groups, signals), signals["values"], strict=True)
+        returns = [(advantages + values).astype(np.float32) for advantages, values in pairs]
+        return {**super().targets(groups, signals), "returns": returns}
+
+    def loss(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Return the clipped objective with its KL term, and the critic's loss; see base."""
+        loss, metrics = super().loss(trainer_logprobs, batch)
+        tokens, is_clipped = self._critic(batch)
+        critic = self.aggregate(tokens, batch)
+        returns = torch.where(batch.loss_mask, batch.signals["returns"], 0.0)
+        errors = torch.where(batch.loss_mask, returns - batch.outputs["values"].detach(), 0.0)
+        return loss + self.config.value_coef * critic, {
+            **metrics,
+            "value_loss": tokens.detach().sum(),
+            "value_clip_fraction": is_clipped.float().sum(),
+            "value_error_max": errors.abs().max(),
+            "return_mean": returns.sum(),
+        }
+
+    def _critic(self, batch: LossBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``[N]`` losses of the critic, 0 where masked, and where the clip holds them."""
+        now, before, wanted = (
+            batch.outputs["values"],
+            batch.signals["values"],
+            batch.signals["returns"],
+        )
+        free = (now - wanted).square()
+        bounded = free
+        if self.config.value_clip is not None:
+            move = (now - before).clamp(-self.config.value_clip, self.config.value_clip)
+            bounded = (before + move - wanted).square()
+        tokens = torch.where(batch.loss_mask, torch.maximum(free, bounded) / 2, 0.0)
+        return tokens, batch.loss_mask & (bounded > free)
+
+    def _estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return ``[T]`` a sample: advantages as the critic sees them, not normalised."""
+        spent = per_trajectory(groups, kl_penalties(groups, signals, self.config))
+        values = per_trajectory(groups, signals["values"])
+        return [
+            row
+            for group in groups
+            for trajectory in group.trajectories
+            for row in self._of(trajectory, next(values), next(spent))
+        ]
+
+    def _of(
+        self,
+        trajectory: Trajectory,
+        values: Sequence[FloatArray],
+        penalties: Sequence[FloatArray],
+    ) -> list[FloatArray]:
+        """Return the rows of one trajectory's samples."""
+        masks = [s.loss_mask for s in trajectory.samples]
+        if not any(mask.any() for mask in masks):
+            return [np.zeros(len(mask), dtype=np.float32) for mask in masks]
+        ends = TurnEnds.of(trajectory)
+        rewards = token_rewards(trajectory, ends, per_turn=self.config.credit == "turn")
+        if len(penalties):
+            rewards -= np.concatenate([p[m] for p, m in zip(penalties, masks, strict=True)])
+        flat = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
+        everywhere = self.config.discount_unit == "token"
+        at = np.ones(len(flat), dtype=bool) if everywhere else ends.is_end
+        advantages = generalised_advantages(
+            rewards,
+            flat.astype(np.float64),
+            np.where(at, self.config.discount, 1.0),
+            np.where(at, self.config.gae_lambda, 1.0),
+        )
+        return _unflattened(advantages, masks)
+
+
+class ValueHead(torch.nn.Module):
+    """A value of each hidden state.
+
+    Args:
+        hidden_size: Of the states.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(hidden_size, 1)
+        torch.nn.init.zeros_(self.linear.weight)
+        torch.nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return ``[K]`` from ``[K, hidden_size]``."""
+        values: torch.Tensor = self.linear(hidden).squeeze(-1)
+        return values
+
+
+def _unflattened(
+    flat: npt.NDArray[np.float64], masks: Sequence[npt.NDArray[np.bool_]]
+) -> list[FloatArray]:
+    rows, start = [], 0
+    for mask in masks:
+        row = np.zeros(len(mask), dtype=np.float32)
+        stop = start + int(mask.sum())
+        row[mask] = flat[start:stop]
+        rows.append(row)
+        start = stop
+    return rows

@@ -1,0 +1,1 @@
+"""Questions of a file, each answered in one turn."""

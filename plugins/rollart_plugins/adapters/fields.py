@@ -1,0 +1,36 @@
+"""Fields that the options of several adapters have.
+
+Takes: what a config says. Gives: checked values. Never: imports a foreign package.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator
+
+
+def _apart(value: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    ranges = sorted((first, end, name) for name, (first, end) in value.items())
+    for first, end, name in ranges:
+        if not 0 <= first < end:
+            raise ValueError(f"{name}: [{first}, {end}] must be [first, end], first < end")
+    for (_, end, one), (first, _, other) in pairwise(ranges):
+        if first < end:
+            raise ValueError(f"{one} and {other} overlap: tests would be trained on")
+    return value
+
+
+def _is_there(value: str) -> str:
+    folder = os.path.abspath(os.path.expanduser(value))
+    if not os.path.isdir(folder):
+        raise ValueError(f"there is no folder {value}")
+    return folder
+
+
+Splits: TypeAlias = Annotated[dict[str, tuple[int, int]], AfterValidator(_apart)]
+"""First and end of each split, which do not overlap."""
+Folder: TypeAlias = Annotated[str, AfterValidator(_is_there)]
+"""A folder that is there, as an absolute path."""

@@ -1,0 +1,68 @@
+"""A reward function for platforms that call plain functions: AWS Lambda, functions-framework.
+
+Takes: the environment's variables ``ROLLART_REWARD`` (an id) and ``ROLLART_REWARD_OPTIONS`` (JSON).
+Gives: answers to whoever calls, from any thread. Never: makes the reward more than once a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from rollart_core.errors import ConfigError, UserError, first_line
+from rollart_plugins.serverless.function import RewardFunction
+from rollart_plugins.serverless.wire import Refused
+
+REWARD: Final = "ROLLART_REWARD"
+OPTIONS: Final = "ROLLART_REWARD_OPTIONS"
+
+
+class BlockingFunction:
+    """A :class:`RewardFunction` with a loop of its own in a thread of its own."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        self.function = function
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="reward", daemon=True).start()
+
+    def answer(self, body: bytes | Mapping[str, Any]) -> bytes:
+        """Answer a call.
+
+        Raises:
+            Refused: When it is no call, or one for another reward.
+        """
+        return asyncio.run_coroutine_threadsafe(self.function.answer(body), self._loop).result()
+
+
+def answered(body: bytes | Mapping[str, Any]) -> tuple[str, bytes]:
+    """Return why a call is refused (empty: it is not), and what to answer."""
+    try:
+        return "", _function().answer(body)
+    except Refused as e:
+        return e.kind, e.body()
+    except UserError as e:
+        return "broken", Refused("broken", first_line(str(e))).body()
+
+
+@cache
+def _function() -> BlockingFunction:
+    """Return the one function of this process.
+
+    Raises:
+        UserError: When the variables name none.
+    """
+    reward_id = os.environ.get(REWARD, "")
+    if not reward_id:
+        raise ConfigError(f"the environment variable {REWARD} names no reward")
+    try:
+        options = json.loads(os.environ.get(OPTIONS) or "{}")
+    except ValueError as e:
+        raise ConfigError(f"{OPTIONS} is no JSON: {first_line(str(e))}") from e
+    if not isinstance(options, dict):
+        raise ConfigError(f"{OPTIONS} must be a JSON object, such as " + '{"weight": 2}')
+    return BlockingFunction(RewardFunction(reward_id, options))

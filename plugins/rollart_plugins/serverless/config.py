@@ -1,0 +1,143 @@
+"""Options of the reward backends. Never imports what they need."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_MIB = 1 << 20
+LAMBDA_BYTES = 6 * _MIB
+"""AWS Lambda takes no more, and answers no more, in a call that is waited for."""
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class _BackendConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PoolConfig(_BackendConfig):
+    """Options of ``rollart/Pool-v1``."""
+
+    num_workers: PositiveInt | None = None
+    """Most worker processes; none: as many as there are cores."""
+    num_threads: PositiveInt = 16
+    """Requests that one worker scores at once."""
+    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """A worker without work for so long is ended; the last one too."""
+    start_s: Seconds = 60.0
+    """How long a worker may take to start."""
+    max_request_bytes: PositiveInt = 32 * _MIB
+    """Largest request."""
+    sandbox: str | dict[str, Any] | None = None
+    """Box around each worker, for rewards that run code nobody has read: a sandbox's id, or its id
+    and options; none: no wall."""
+
+
+class HttpConfig(_BackendConfig):
+    """Options of ``rollart/Http-v1``."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    """Where the function takes calls, such as ``http://127.0.0.1:8080``."""
+    token_env: Variable | None = None
+    """The variable of the environment that holds the token of ``rollart serve-reward``; none: no
+    token is sent, and the function must be on this machine or take none."""
+    num_requests: PositiveInt = 32
+    """Most requests in one call."""
+    max_concurrent: PositiveInt = 64
+    """Most calls at once; the others wait."""
+    max_request_bytes: Annotated[int, Field(ge=4096)] = 32 * _MIB
+    """Largest call; Cloud Run takes 32 MiB."""
+    max_answer_bytes: Annotated[int, Field(ge=4096)] = 8 * _MIB
+    """Largest answer that is read."""
+    memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of the function, for the count of GB-s; 0: they are not counted."""
+    check: bool = True
+    """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+
+class LambdaConfig(_BackendConfig):
+    """Options of ``rollart/Lambda-v1``."""
+
+    function: Annotated[str, Field(min_length=1)]
+    """Name or ARN of the function."""
+    qualifier: str | None = None
+    """Version or alias of it; none: the newest."""
+    region: str | None = None
+    """Such as ``eu-central-1``; none: as boto3 finds it."""
+    endpoint_url: str | None = None
+    """Of Lambda's API; none: AWS's own."""
+    profile: str | None = None
+    """Profile of ``~/.aws``; none: as boto3 finds credentials."""
+    num_requests: PositiveInt = 32
+    """Most requests in one call."""
+    max_concurrent: PositiveInt = 64
+    """Most calls at once; the others wait."""
+    max_request_bytes: Annotated[int, Field(ge=4096, le=LAMBDA_BYTES)] = LAMBDA_BYTES
+    """Largest call: Lambda takes 6 MB."""
+    check: bool = True
+    """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+
+class FcConfig(_BackendConfig):
+    """Options of ``rollart/Fc-v1``."""
+
+    function: Annotated[str, Field(min_length=1)]
+    """Name of the function."""
+    endpoint: Annotated[str, Field(min_length=1)]
+    """Such as ``ACCOUNT.cn-hangzhou.fc.aliyuncs.com``."""
+    protocol: Literal["https", "http"] = "https"
+    """``http`` is for endpoints on this machine."""
+    qualifier: str | None = None
+    """Version or alias of the function; none: ``LATEST``."""
+    key_id_env: Variable = "ALIBABA_CLOUD_ACCESS_KEY_ID"
+    """The variable that holds the access key's id."""
+    key_secret_env: Variable = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+    """The variable that holds its secret."""
+    security_token_env: Variable | None = None
+    """The variable that holds a security token, for temporary credentials."""
+    memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of the function, for the count of GB-s; 0: they are not counted."""
+    num_requests: PositiveInt = 32
+    """Most requests in one call."""
+    max_concurrent: PositiveInt = 64
+    """Most calls at once; the others wait."""
+    max_request_bytes: Annotated[int, Field(ge=4096, le=32 * _MIB)] = 32 * _MIB
+    """Largest call: Function Compute takes 32 MB."""
+    check: bool = True
+    """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+
+class RayServeConfig(_BackendConfig):
+    """Options of ``rollart/RayServe-v1``."""
+
+    address: str | None = None
+    """Of the cluster: ``auto`` or ``host:port``; none: that of the run, or else one is started on
+    this machine."""
+    min_replicas: Annotated[int, Field(ge=0)] = 0
+    """Replicas that stay when there is nothing to score."""
+    max_replicas: PositiveInt = 4
+    """Most replicas."""
+    num_threads: PositiveInt = 16
+    """Requests that one replica scores at once."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    """Cores that Ray reserves for a replica."""
+    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    """How long Ray waits before it takes a replica away."""
+    start_s: Seconds = 120.0
+    """How long Ray may take until the function is up."""
+    num_requests: PositiveInt = 32
+    """Most requests in one call."""
+    max_request_bytes: Annotated[int, Field(ge=4096)] = 32 * _MIB
+    """Largest call."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RayServeConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})"
+            )
+        return self

@@ -1,0 +1,158 @@
+"""The `fc` backend: a function on Alibaba Function Compute 3.0, asked through its SDK.
+
+Takes: calls. Gives: answers of an event function, such as `rollart serve-reward` in a custom
+container. Never: tries again by itself (the scoring room does), or sends the access key anywhere
+but, as a signature, to the endpoint. Tested against an endpoint on this machine, not the platform.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from rollart_core.contracts.reward import RewardRef
+from rollart_core.errors import BackendFailure, ConfigError, first_line
+from rollart_core.rollout.threads import DaemonThreads
+from rollart_plugins.serverless.config import FcConfig
+from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+
+MISSING = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
+_CONNECT_MS = 10_000
+_ANSWER_BYTES = 32 << 20
+_AGAIN: Final = (408, 429)
+_WRONG_KEY: Final = ("SignatureDoesNotMatch", "InvalidAccessKeyID", "AccessDenied")
+
+
+class FcBackend(RemoteBackend):
+    """Asks a function of Function Compute.
+
+    Args:
+        reward: Which reward; the function must serve the same, with the same options.
+        reward_range: Smallest and largest value it may answer.
+        timeout_s: Most seconds of one call.
+        options: The fields of :class:`FcConfig`.
+
+    Raises:
+        ConfigError: When a variable that should hold a part of the access key is not set.
+    """
+
+    name: ClassVar[str] = "fc"
+
+    def __init__(
+        self,
+        *,
+        reward: RewardRef,
+        reward_range: tuple[float, float],
+        timeout_s: float,
+        **options: object,
+    ) -> None:
+        self.config = config = FcConfig.model_validate(options)
+        limits = Limits(
+            config.max_request_bytes, _ANSWER_BYTES, config.num_requests, config.max_concurrent
+        )
+        super().__init__(reward, reward_range, timeout_s, limits)
+        self._key = (self.secret(config.key_id_env), self.secret(config.key_secret_env))
+        named = config.security_token_env
+        self._security_token = self.secret(named) if named else None
+        self._threads = DaemonThreads(config.max_concurrent, name="fc")
+        self._making = asyncio.Lock()
+        self._client: Any = None
+
+    async def open(self) -> None:
+        """Ask the function to score nothing.
+
+        Raises:
+            ConfigError: When there is no SDK, no such function, a wrong key, or it serves another
+                reward.
+        """
+        await self._made()
+        if self.config.check:
+            await self.probe()
+
+    async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
+        """Invoke the function and wait for it.
+
+        Raises:
+            BackendFailure: What Function Compute says, or what became of the function.
+        """
+        try:
+            client = await self._made()
+        except ConfigError as e:
+            raise BackendFailure(str(e), again=False) from e
+        answer = await self._threads.run(partial(self._invoke, client, body, deadline_s))
+        return Sent(answer, memory_gb=self.config.memory_gb)
+
+    async def close(self) -> None:
+        """Take no more calls; may be called twice."""
+        await super().close()
+        self._threads.close()
+
+    async def _made(self) -> Any:
+        async with self._making:
+            if self._client is None:
+                self._client = await self._threads.run(self._new_client)
+            return self._client
+
+    def _new_client(self) -> Any:
+        try:
+            from alibabacloud_fc20230330.client import Client
+            from alibabacloud_tea_openapi.utils_models import Config
+        except ModuleNotFoundError as e:
+            raise ConfigError(MISSING) from e
+        key_id, key_secret = self._key
+        return Client(
+            Config(
+                access_key_id=key_id,
+                access_key_secret=key_secret,
+                security_token=self._security_token,
+                endpoint=self.config.endpoint,
+                protocol=self.config.protocol,
+                max_idle_conns=self.config.max_concurrent,
+            )
+        )
+
+    def _invoke(self, client: Any, body: bytes, deadline_s: float) -> bytes:
+        """Call the SDK, in a thread."""
+        from alibabacloud_fc20230330 import models
+        from darabonba.exceptions import DaraException, RetryError, UnretryableException
+        from darabonba.runtime import RuntimeOptions
+
+        config = self.config
+        limits = RuntimeOptions(
+            connect_timeout=_CONNECT_MS, read_timeout=max(1, int(1000 * deadline_s))
+        )
+        request = models.InvokeFunctionRequest(body=body, qualifier=config.qualifier)
+        headers = models.InvokeFunctionHeaders(x_fc_invocation_type="Sync")
+        try:
+            got = client.invoke_function_with_options(config.function, request, headers, limits)
+            answer = bytes(got.body.read(_ANSWER_BYTES + 1))
+        except (DaraException, RetryError, UnretryableException) as e:
+            raise _failure_of(config.function, e) from e
+        kind = {name.lower(): value for name, value in got.headers.items()}.get("x-fc-error-type")
+        if kind:
+            raise BackendFailure(f"{config.function}: {kind}: {_said(answer)}")
+        return answer
+
+
+def _failure_of(function: str, error: Any) -> BackendFailure:
+    """Return what an error of the SDK means: its own, the platform's or the connection's."""
+    code = str(getattr(error, "code", "") or "")
+    status = getattr(error, "status_code", None)
+    message = first_line(str(getattr(error, "message", "") or error))
+    if code.startswith(_WRONG_KEY):
+        message = f"the access key is wrong, or may not call it ({message})"
+    elif code.startswith("FunctionNotFound"):
+        message = f"there is no such function ({message})"
+    said = f"{function}: {code}: {message}" if code else f"{function}: {message}"
+    final = isinstance(status, int) and 400 <= status < 500 and status not in _AGAIN
+    return BackendFailure(said, again=not final)
+
+
+def _said(answer: bytes) -> str:
+    """Return what a function that failed says of it."""
+    try:
+        return first_line(str(json.loads(answer)["errorMessage"]))
+    except (ValueError, KeyError, TypeError):
+        return first_line(repr(answer[:100]))

@@ -1,0 +1,162 @@
+"""The `http` backend: any function that takes the wire's calls by POST.
+
+Takes: calls. Gives: answers of whatever listens at ``url``: `rollart serve-reward` on this machine
+or in a container, or a function of one's own that speaks the wire. Never: follows a redirect with
+its token, reads more of an answer than it was told, or takes an error page for a score.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, ClassVar
+
+from rollart_core.contracts.reward import RewardRef
+from rollart_core.errors import BackendFailure, ConfigError, first_line
+from rollart_plugins.serverless import wire
+from rollart_plugins.serverless.config import HttpConfig
+from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MISSING = "the http backend needs aiohttp: pip install 'rollart[serverless]'"
+_KNOWN = {
+    401: "it refuses the token: is token_env the variable with the function's token?",
+    403: "it refuses the token: is token_env the variable with the function's token?",
+    404: "there is no function at this URL",
+    405: "what is there takes no POST",
+    413: "the call is too large for it",
+}
+
+
+class HttpBackend(RemoteBackend):
+    """Asks a function over HTTP.
+
+    Args:
+        reward: Which reward; the function must serve the same, with the same options.
+        reward_range: Smallest and largest value it may answer.
+        timeout_s: Most seconds of one call.
+        options: The fields of :class:`HttpConfig`.
+
+    Raises:
+        ConfigError: When there is no aiohttp, or no token where one is named.
+    """
+
+    name: ClassVar[str] = "http"
+
+    def __init__(
+        self,
+        *,
+        reward: RewardRef,
+        reward_range: tuple[float, float],
+        timeout_s: float,
+        **options: object,
+    ) -> None:
+        self.config = config = HttpConfig.model_validate(options)
+        limits = Limits(
+            config.max_request_bytes,
+            config.max_answer_bytes,
+            config.num_requests,
+            config.max_concurrent,
+        )
+        super().__init__(reward, reward_range, timeout_s, limits)
+        self._token = self.secret(config.token_env) if config.token_env else ""
+        self._http: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Ask the function to score nothing.
+
+        Raises:
+            ConfigError: When there is none, or it serves another reward, or refuses the token.
+        """
+        if self.config.check:
+            await self.probe(f"start it with `rollart serve-reward {self.reward.id}`")
+
+    async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
+        """Post a call.
+
+        Raises:
+            BackendFailure: When nobody listens, or with something else than an answer.
+        """
+        import aiohttp
+
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+        limit = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            try:
+                answer = await self._post(body, headers, limit)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                # A connection that was kept, and that the server has closed meanwhile.
+                answer = await self._post(body, headers, limit)
+        except (aiohttp.ClientError, OSError) as e:
+            if isinstance(e, TimeoutError):
+                raise
+            raise BackendFailure(f"{self._where()}: {_reason(e)}") from e
+        return Sent(answer, memory_gb=self.config.memory_gb)
+
+    async def _post(
+        self, body: bytes, headers: dict[str, str], limit: aiohttp.ClientTimeout
+    ) -> bytes:
+        async with self._session().post(
+            self.config.url, data=body, headers=headers, timeout=limit, allow_redirects=False
+        ) as got:
+            answer = await self._read(got)
+            if got.status != 200:
+                raise _failure_of(got.status, answer, got.headers.get("Retry-After"))
+        return answer
+
+    async def close(self) -> None:
+        """Let go of the connections; may be called twice."""
+        await super().close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise self._is_closed()
+        if self._http is None:
+            try:
+                import aiohttp
+            except ModuleNotFoundError as e:
+                raise ConfigError(MISSING) from e
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            connector = aiohttp.TCPConnector(limit=self.config.max_concurrent + 1)
+            self._http = aiohttp.ClientSession(connector=connector, headers=headers)
+        return self._http
+
+    async def _read(self, got: aiohttp.ClientResponse) -> bytes:
+        """Read an answer, and no more of it than it may be long."""
+        most = self.config.max_answer_bytes
+        body = bytearray()
+        async for chunk in got.content.iter_chunked(1 << 16):
+            body += chunk
+            if len(body) > most:
+                got.close()
+                raise BackendFailure(f"{self._where()}: its answer is above {most} bytes")
+        return bytes(body)
+
+    def _where(self) -> str:
+        return self.config.url.partition("?")[0]
+
+
+def _failure_of(status: int, body: bytes, retry_after: str | None) -> BackendFailure:
+    """Return what a status means, in words, and whether another try may do."""
+    try:
+        raw = json.loads(body)
+    except ValueError:
+        raw = None
+    if isinstance(raw, dict) and isinstance(raw.get("error"), dict):
+        return wire.refusal(raw)
+    again = status in (408, 425, 429) or status >= 500
+    what = _KNOWN.get(status) or (
+        "it is overloaded" if status == 429 else f"it answers {first_line(repr(body[:80]), 100)}"
+    )
+    wait_s = float(retry_after) if retry_after and retry_after.isdigit() else None
+    return BackendFailure(f"status {status}: {what}", again=again, wait_s=wait_s)
+
+
+def _reason(error: Exception) -> str:
+    return first_line(str(error)) or type(error).__name__

@@ -1,0 +1,196 @@
+"""The `lambda` backend: a function on AWS Lambda, asked through boto3.
+
+Takes: calls. Gives: answers of a function whose handler is ``lambda_handler.handler``, with what
+Lambda bills for each. Never: lets boto3 try again (the scoring room does), sends more than Lambda
+takes, or keeps credentials: boto3 finds them where it always does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from rollart_core.contracts.reward import RewardRef
+from rollart_core.errors import BackendFailure, ConfigError, first_line
+from rollart_core.rollout.threads import DaemonThreads
+from rollart_plugins.serverless.config import LAMBDA_BYTES, LambdaConfig
+from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+
+MISSING = "the lambda backend needs boto3: pip install 'rollart[lambda]'"
+_CONNECT_S = 10.0
+_FINAL: Final = {
+    "ResourceNotFoundException": "there is no such function",
+    "AccessDeniedException": "these credentials may not call it",
+    "UnrecognizedClientException": "these credentials are wrong",
+    "InvalidSignatureException": "these credentials are wrong",
+    "InvalidClientTokenId": "these credentials are wrong",
+    "ExpiredTokenException": "these credentials have expired",
+    "RequestTooLargeException": "the call is too large for Lambda",
+    "RequestEntityTooLargeException": "the call is too large for Lambda",
+    "InvalidParameterValueException": "Lambda does not take this call",
+    "ValidationException": "Lambda does not take this call",
+}
+"""What does not mend by itself; everything else may."""
+_REPORT: Final = re.compile(
+    r"Billed Duration: (?P<ms>[\d.]+) ms\s+Memory Size: (?P<mb>\d+) MB(?P<rest>.*)", re.DOTALL
+)
+
+
+class LambdaBackend(RemoteBackend):
+    """Asks a Lambda function.
+
+    Args:
+        reward: Which reward; the function must serve the same, with the same options.
+        reward_range: Smallest and largest value it may answer.
+        timeout_s: Most seconds of one call.
+        options: The fields of :class:`LambdaConfig`.
+    """
+
+    name: ClassVar[str] = "lambda"
+
+    def __init__(
+        self,
+        *,
+        reward: RewardRef,
+        reward_range: tuple[float, float],
+        timeout_s: float,
+        **options: object,
+    ) -> None:
+        self.config = config = LambdaConfig.model_validate(options)
+        limits = Limits(
+            config.max_request_bytes, LAMBDA_BYTES, config.num_requests, config.max_concurrent
+        )
+        super().__init__(reward, reward_range, timeout_s, limits)
+        self._threads = DaemonThreads(config.max_concurrent, name="lambda")
+        self._making = asyncio.Lock()
+        self._client: Any = None
+
+    async def open(self) -> None:
+        """Ask the function to score nothing.
+
+        Raises:
+            ConfigError: When there is no boto3, no credentials, no such function, or it serves
+                another reward.
+        """
+        await self._made()
+        if self.config.check:
+            await self.probe()
+
+    async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
+        """Invoke the function and wait for it.
+
+        Raises:
+            BackendFailure: What Lambda says, or what became of the function.
+        """
+        try:
+            client = await self._made()
+        except ConfigError as e:
+            raise BackendFailure(str(e), again=False) from e
+        got = await self._threads.run(partial(self._invoke, client, body))
+        if got.get("FunctionError"):
+            raise _function_failure(self.config.function, got["Payload"])
+        ms, mb, cold = _report(got.get("LogResult", ""))
+        return Sent(got["Payload"], cold=cold, billed_gb_s=ms / 1000 * mb / 1024)
+
+    async def close(self) -> None:
+        """Let go of the connections; may be called twice."""
+        await super().close()
+        self._threads.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    async def _made(self) -> Any:
+        async with self._making:
+            if self._client is None:
+                self._client = await self._threads.run(self._new_client)
+            return self._client
+
+    def _new_client(self) -> Any:
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
+        except ModuleNotFoundError as e:
+            raise ConfigError(MISSING) from e
+        config = self.config
+        settings = Config(
+            connect_timeout=min(_CONNECT_S, self._timeout_s),
+            read_timeout=self._timeout_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=config.max_concurrent,
+        )
+        try:
+            session = boto3.Session(profile_name=config.profile, region_name=config.region)
+            return session.client("lambda", endpoint_url=config.endpoint_url, config=settings)
+        except BotoCoreError as e:
+            raise ConfigError(f"lambda {config.function}: {first_line(str(e))}") from e
+
+    def _invoke(self, client: Any, body: bytes) -> dict[str, Any]:
+        """Call boto3, in a thread."""
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            NoCredentialsError,
+            ReadTimeoutError,
+        )
+
+        config = self.config
+        more = {"Qualifier": config.qualifier} if config.qualifier else {}
+        try:
+            got = client.invoke(
+                FunctionName=config.function,
+                InvocationType="RequestResponse",
+                LogType="Tail",
+                Payload=body,
+                **more,
+            )
+            return {**got, "Payload": got["Payload"].read(LAMBDA_BYTES + 1)}
+        except ClientError as e:
+            raise _client_failure(config.function, e.response) from e
+        except ReadTimeoutError as e:
+            raise TimeoutError from e
+        except NoCredentialsError as e:
+            message = f"{config.function}: boto3 finds no AWS credentials"
+            raise BackendFailure(message, again=False) from e
+        except BotoCoreError as e:
+            raise BackendFailure(f"{config.function}: {first_line(str(e))}") from e
+
+
+def _client_failure(function: str, response: Any) -> BackendFailure:
+    error = response.get("Error", {})
+    code, message = str(error.get("Code", "")), first_line(str(error.get("Message", "")))
+    known = _FINAL.get(code)
+    said = f"{function}: {code}: {known or message}"
+    if known and message:
+        said += f" ({message})"
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    after = str(headers.get("retry-after", ""))
+    wait_s = float(after) if after.isdigit() else None
+    return BackendFailure(said, again=known is None, wait_s=wait_s)
+
+
+def _function_failure(function: str, payload: bytes) -> BackendFailure:
+    """Return what became of the function: it raised, ended, or took too long."""
+    try:
+        said = json.loads(payload)
+        message = f"{said.get('errorType', '')}: {said['errorMessage']}".removeprefix(": ")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = payload[:200].decode(errors="replace")
+    return BackendFailure(f"{function}: the function failed: {first_line(message)}")
+
+
+def _report(log: str) -> tuple[float, float, bool | None]:
+    """Return billed milliseconds, memory in MB, and whether it was cold; nothing known: zeros."""
+    try:
+        text = base64.b64decode(log).decode(errors="replace")
+    except ValueError:
+        return 0.0, 0.0, None
+    found = _REPORT.search(text)
+    if found is None:
+        return 0.0, 0.0, None
+    return float(found["ms"]), float(found["mb"]), "Init Duration" in found["rest"]

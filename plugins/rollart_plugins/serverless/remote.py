@@ -1,0 +1,339 @@
+"""What all backends share that reach a reward through the wire: packing, asking, reading.
+
+    RewardCall -> pieces within the platform's limits -> send() each -> WireAnswer -> RewardAnswer
+
+Takes: calls of the scoring room. Gives: answers, with what they cost. Never: tries again (the
+scoring room does), sends what holds one of its own secrets, or lets a secret into a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rollart_core.contracts.reward import (
+    RewardAnswer,
+    RewardBackend,
+    RewardCall,
+    RewardCost,
+    RewardRef,
+    RewardRequest,
+    RewardResult,
+)
+from rollart_core.errors import BackendFailure, ConfigError, DeadlineFailure, RewardFailure
+from rollart_plugins.serverless import wire
+from rollart_plugins.serverless.wire import Outcome, WireAnswer
+
+HIDDEN = "[secret]"
+PROBE_S = 30.0
+"""How long a function may take to come up, where its calls have less."""
+_HEAD_BYTES = 1024
+"""Room for what a call says besides its requests."""
+_WAY_BACK_S = 0.5
+_SECRET_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much fits into one call."""
+
+    request_bytes: int
+    answer_bytes: int
+    num_requests: int
+    concurrent: int
+    """Calls under way at once; the others wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came back for one piece."""
+
+    body: bytes
+    cold: bool | None = None
+    """None: as the function itself says."""
+    billed_gb_s: float = 0.0
+    memory_gb: float = 0.0
+    """Of the function, where the platform does not say what it bills."""
+    origin: object = None
+    """Who answered, where a backend wants to know it later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some requests of a call that travel together."""
+
+    places: tuple[int, ...]
+    """Where they are in the call."""
+    requests: tuple[bytes, ...]
+
+
+class RemoteBackend(RewardBackend):
+    """Base of the backends that speak the wire.
+
+    Args:
+        reward: Which reward.
+        reward_range: Smallest and largest value it may answer.
+        timeout_s: Most seconds of one call.
+        limits: How much fits into one.
+    """
+
+    name: ClassVar[str]
+    """What messages call it."""
+
+    def __init__(
+        self,
+        reward: RewardRef,
+        reward_range: tuple[float, float],
+        timeout_s: float,
+        limits: Limits,
+    ) -> None:
+        self.reward = reward
+        self._range = reward_range
+        self._timeout_s = timeout_s
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.concurrent)
+        self._secrets: tuple[str, ...] = ()
+        for value in hidden_values(reward.options):
+            self.hide(value)
+        self._closed = False
+
+    @abstractmethod
+    async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
+        """Send one call of the wire, and return what was answered.
+
+        Args:
+            body: The call.
+            key: Its idempotency key.
+            deadline_s: Seconds after which it is given up.
+            weight: How many requests are in it.
+
+        Raises:
+            BackendFailure: When it could not be asked.
+        """
+
+    async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
+        """Score each request; a group reward gets one whole group.
+
+        Raises:
+            RewardFailure: When one of them cannot be scored.
+            DeadlineFailure: When it took too long.
+        """
+        if self._closed:
+            raise self._is_closed()
+        if not requests:
+            return []
+        key, group = uuid.uuid4().hex, self.reward.group
+        answer = await self.invoke(RewardCall(tuple(requests), key, self._timeout_s, group))
+        results = []
+        for result in answer.results:
+            if not isinstance(result, RewardResult):
+                raise result
+            results.append(result)
+        return results
+
+    async def invoke(self, call: RewardCall) -> RewardAnswer:
+        """Answer a call, in as many pieces as it takes.
+
+        Raises:
+            BackendFailure: When nothing of it could be answered.
+            DeadlineFailure: When all of it took too long.
+        """
+        if self._closed:
+            raise self._is_closed()
+        results: dict[int, Outcome] = {}
+        pieces = list(self._packed(call, results))
+        answers = await asyncio.gather(
+            *(self._ask(call, number, piece) for number, piece in enumerate(pieces))
+        )
+        costs = [cost for _, cost in answers if cost is not None]
+        for piece, (outcomes, _) in zip(pieces, answers, strict=True):
+            results.update(zip(piece.places, outcomes, strict=True))
+        ordered = tuple(results[place] for place in range(len(call.requests)))
+        unasked = [r for r in ordered if isinstance(r, BackendFailure | DeadlineFailure)]
+        if unasked and not costs and len(unasked) == len(ordered):
+            raise unasked[0]
+        return RewardAnswer(ordered, _sum(costs, len(pieces)))
+
+    async def close(self) -> None:
+        """Take no more calls; may be called twice."""
+        self._closed = True
+
+    async def probe(self, hint: str = "") -> None:
+        """Have nothing scored, to see who answers.
+
+        Args:
+            hint: What to do where nobody does.
+
+        Raises:
+            ConfigError: When it cannot be asked, refuses, or serves another reward.
+        """
+        key = uuid.uuid4().hex
+        deadline_s = max(self._timeout_s, PROBE_S)
+        body = wire.call_bytes(self.reward, [], group=False, key=key, deadline_s=deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                sent = await self.send(body, key=key, deadline_s=deadline_s, weight=0)
+            wire.read_answer(sent.body, 0, self._range)
+        except (BackendFailure, TimeoutError) as e:
+            why = self.clean(str(e)) or f"no answer within {deadline_s:g} s"
+            more = f"; {hint}" if hint else ""
+            raise ConfigError(f"reward {self.reward.id} on {self.name}: {why}{more}") from e
+
+    def noted(self, sent: Sent, answer: WireAnswer) -> None:
+        """Look at an answer that was read; by default nothing."""
+
+    def piece_of(self, num_requests: int) -> int:
+        """Return how many of a call's requests may travel together."""
+        return self._limits.num_requests
+
+    # For subclasses
+
+    def secret(self, variable: str) -> str:
+        """Return the value of an environment variable, which no payload or message will hold.
+
+        Raises:
+            ConfigError: When it is not set.
+        """
+        value = os.environ.get(variable, "")
+        if not value:
+            raise ConfigError(f"{self.name}: the environment variable {variable} is not set")
+        self.hide(value)
+        return value
+
+    def hide(self, value: str) -> None:
+        """Let no payload or message hold this; what is short (`none`) is a word, not a secret."""
+        if len(value) >= _SECRET_CHARS:
+            self._secrets = (*self._secrets, value)
+
+    def clean(self, text: str) -> str:
+        """Return a text without the secrets."""
+        for value in self._secrets:
+            text = text.replace(value, HIDDEN)
+        return text
+
+    # Inside
+
+    def _packed(self, call: RewardCall, failed: dict[int, Outcome]) -> Iterable[_Piece]:
+        """Yield pieces within the limits; what fits into none fails by itself."""
+        encoded: dict[int, bytes] = {}
+        for place, request in enumerate(call.requests):
+            try:
+                encoded[place] = self._encoded(request)
+            except RewardFailure as e:
+                failed[place] = e
+        if call.group:
+            yield from self._whole(call, encoded, failed)
+            return
+        places: list[int] = []
+        most = self.piece_of(len(encoded))
+        room, used = self._limits.request_bytes - _HEAD_BYTES, 0
+        for place, body in encoded.items():
+            if places and (used + len(body) > room or len(places) >= most):
+                yield _Piece(tuple(places), tuple(encoded[p] for p in places))
+                places, used = [], 0
+            places.append(place)
+            used += len(body) + 1
+        if places:
+            yield _Piece(tuple(places), tuple(encoded[p] for p in places))
+
+    def _whole(
+        self, call: RewardCall, encoded: dict[int, bytes], failed: dict[int, Outcome]
+    ) -> Iterable[_Piece]:
+        num_bytes = sum(map(len, encoded.values()))
+        if failed:
+            why = next(iter(failed.values()))
+        elif num_bytes > self._limits.request_bytes - _HEAD_BYTES:
+            why = self._too_large("the group", num_bytes)
+        else:
+            yield _Piece(tuple(encoded), tuple(encoded.values()))
+            return
+        failed.update(dict.fromkeys(range(len(call.requests)), why))
+
+    def _encoded(self, request: RewardRequest) -> bytes:
+        try:
+            body = wire.request_bytes(request)
+        except ValueError as e:
+            raise RewardFailure(f"a request for a reward is no JSON: {e}") from e
+        if len(body) > self._limits.request_bytes - _HEAD_BYTES:
+            raise self._too_large("a request", len(body))
+        for value in self._secrets:
+            if json.dumps(value)[1:-1].encode() in body:
+                message = f"{self.name} does not send a request that holds its own token or key"
+                raise BackendFailure(message, again=False)
+        return body
+
+    def _too_large(self, what: str, num_bytes: int) -> BackendFailure:
+        most = self._limits.request_bytes
+        message = f"{what} of {num_bytes / 1e6:.1f} MB: {self.name} takes {most / 1e6:.1f} MB"
+        return BackendFailure(message, again=False)
+
+    async def _ask(
+        self, call: RewardCall, number: int, piece: _Piece
+    ) -> tuple[tuple[Outcome, ...], RewardCost | None]:
+        """Return the results of a piece and what they cost; no cost: it was not answered."""
+        deadline_s = min(call.deadline_s, self._timeout_s)
+        until_s = asyncio.get_running_loop().time() + deadline_s
+        key = f"{call.idempotency_key}.{number}"
+        try:
+            async with asyncio.timeout(deadline_s), self._slots:
+                answer, cost = await self._exchange(call.group, key, piece, until_s)
+        except TimeoutError:
+            message = f"{self.name} did not answer within {deadline_s:g} s"
+            late = DeadlineFailure(message, boundary="reward.score")
+            return (late,) * len(piece.places), None
+        except BackendFailure as e:
+            e.args = (self.clean(str(e)),)
+            return (e,) * len(piece.places), None
+        return answer, cost
+
+    async def _exchange(
+        self, group: bool, key: str, piece: _Piece, until_s: float
+    ) -> tuple[tuple[Outcome, ...], RewardCost]:
+        left_s = max(0.001, until_s - asyncio.get_running_loop().time())
+        # It answers what it has before this side stops to wait: one that hangs fails alone.
+        deadline_s = left_s - min(_WAY_BACK_S, left_s / 5)
+        body = wire.call_bytes(
+            self.reward, piece.requests, group=group, key=key, deadline_s=deadline_s
+        )
+        sent = await self.send(body, key=key, deadline_s=left_s, weight=len(piece.places))
+        if len(sent.body) > self._limits.answer_bytes:
+            raise BackendFailure(f"its answer is of {len(sent.body)} bytes, too many")
+        answer = wire.read_answer(sent.body, len(piece.places), self._range)
+        self.noted(sent, answer)
+        for result in answer.results:
+            if isinstance(result, Exception):
+                result.args = (self.clean(str(result)),)
+        billed = sent.billed_gb_s or sent.memory_gb * answer.run_s
+        cold = answer.cold if sent.cold is None else sent.cold
+        return answer.results, RewardCost(1, cold, billed, answer.run_s)
+
+    def _is_closed(self) -> BackendFailure:
+        return BackendFailure("the reward backend is closed", again=False)
+
+
+def _sum(costs: Sequence[RewardCost], num_sent: int) -> RewardCost:
+    if len(costs) == 1 and num_sent == 1:
+        return costs[0]
+    return RewardCost(
+        num_invocations=num_sent,
+        cold=any(cost.cold for cost in costs) if costs else None,
+        billed_gb_s=sum(cost.billed_gb_s for cost in costs),
+        run_s=max((cost.run_s or 0.0 for cost in costs), default=None),
+    )
+
+
+def hidden_values(options: Mapping[str, object]) -> list[str]:
+    """Return the values of the environment variables that a reward's options name (``*_env``)."""
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += hidden_values(value)
+        elif name.endswith("_env") and isinstance(value, str) and os.environ.get(value):
+            found.append(os.environ[value])
+    return found

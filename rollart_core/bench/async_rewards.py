@@ -1,0 +1,221 @@
+"""Two cases of `rollart bench async`: rewards that are slow, and rewards that fail.
+
+`slow-reward`: a training run whose rewards take a long-tailed time (lognormal, mean 2 s, sigma 1),
+once with scores beside the rollout (``scoring.overlap``), once with each episode waiting for its
+score in its place, and once in ``mode: sync``; in turns, all with the same hedges.
+
+`reward-faults`: a training run whose reward backend fails in every way, with an outage in the
+middle. Nothing may be lost, nothing scored for a failure, and every retry stands in the journal.
+
+Takes: ``rounds``, ``batches``, ``short``. Gives: rows. Never: counts start-up or evaluation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from rollart_core.bench.rows import row, tell
+from rollart_core.bench.sides import in_fresh_process, run_mapping
+from rollart_core.config import NewModel
+from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.models.new import new_model
+from rollart_core.testing import FakeEnv
+
+MARK: Final = 1 / 0.6
+"""Step time at most 0.6 of the blocking mode's."""
+NUM_SEATS, BATCH, GROUP_SIZE, TURNS = 16, 32, 8, 3
+STEP_S, REWARD_S, SIGMA = 0.1, 2.0, 1.0
+MAX_STALENESS = 3
+MODEL: Final = NewModel(kind="new", num_layers=1, width=64, num_heads=1, vocab_size=320)
+MODES: Final[Mapping[str, Mapping[str, object]]] = {
+    "overlapped": {"max_staleness": MAX_STALENESS, "scoring": {"overlap": True, "hedge": {}}},
+    "blocking": {"max_staleness": MAX_STALENESS, "scoring": {"overlap": False, "hedge": {}}},
+    "sync": {"mode": "sync", "scoring": {"overlap": False, "hedge": {}}},
+}
+FAULTS: Final = {"errors": 0.1, "hangs": 0.05, "garbage": 0.02}
+OUTAGE_S: Final = (4.0, 14.0)
+BACKEND: Final = "rollart_core.testing:FaultyBackend"
+
+
+def slow_reward(options: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the rows of `slow-reward`.
+
+    Args:
+        options: ``short``: one round, quicker rewards; ``rounds`` (2) and ``batches`` (24: the
+            first and the last wait for slow scores in any mode; ``sync`` runs a third).
+    """
+    short = bool(options.get("short"))
+    rounds = int(str(options.get("rounds", 1 if short else 2)))
+    asked: dict[str, Any] = {
+        "batches": int(str(options.get("batches", 3 if short else 24))),
+        "reward_s": 0.4 if short else REWARD_S,
+        "step_s": STEP_S / 5 if short else STEP_S,
+    }
+    got: dict[str, list[float]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory() as folder:
+        asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+        for number in range(1, rounds + 1):
+            for mode, took in got.items():
+                one = {**asked, "mode": mode, "seed": number}
+                if mode == "sync":
+                    one["batches"] = -(-asked["batches"] // 3)
+                measured = in_fresh_process(f"{__name__}:step_time", one)
+                took.append(measured["step_s"])
+                tell(f"round {number} of {rounds}: {mode}: {took[-1]:.2f} s a train step")
+    return _slow_rows(got, asked)
+
+
+def _slow_rows(
+    got: Mapping[str, list[float]], asked: Mapping[str, object]
+) -> list[dict[str, object]]:
+    shape = (
+        f"{BATCH} trajectories a batch, {NUM_SEATS} episodes at once, {TURNS} turns of mean "
+        f"{asked['step_s']} s, rewards lognormal of mean {asked['reward_s']} s, sigma {SIGMA:g}, "
+        f"hedged, max_staleness {MAX_STALENESS}"
+    )
+    rows = []
+    for peer, mark in (("blocking", MARK), ("sync", None)):
+        ratios = [a / b for a, b in zip(got[peer], got["overlapped"], strict=True)]
+        rows.append(
+            row(
+                f"step time, scores beside the rollout: {shape}",
+                median(got["overlapped"]),
+                median(got[peer]),
+                f"{peer} mode",
+                "s (ratio: theirs over ours)",
+                ratios=ratios,
+                mark=mark,
+            )
+        )
+    return rows
+
+
+def step_time(asked: Mapping[str, Any]) -> dict[str, float]:
+    """Run one mode in this process.
+
+    Args:
+        asked: ``mode``, ``batches``, ``reward_s``, ``step_s``, ``seed``,
+            ``model_path``.
+
+    Returns:
+        ``step_s``: seconds of the RL phase for each batch.
+    """
+    mode = {key: value for key, value in MODES[asked["mode"]].items() if key != "scoring"}
+    backend = {"id": BACKEND, "mean_s": asked["reward_s"], "sigma": SIGMA}
+    backend["seed"] = asked["seed"]
+    scoring = {**_mapping(MODES[asked["mode"]]["scoring"]), "backend": backend}
+    scoring["max_concurrent"] = 256
+    with tempfile.TemporaryDirectory() as folder:
+        report = run_mapping({**_config(asked, scoring), **mode, "runs_dir": folder})
+    return {"step_s": report.train_wall_s / report.batches}
+
+
+def reward_faults(options: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the rows of `reward-faults`.
+
+    Args:
+        options: ``short``: an outage of 1 s, and fewer batches; ``batches`` (24).
+    """
+    short = bool(options.get("short"))
+    asked: dict[str, Any] = {
+        "batches": int(str(options.get("batches", 6 if short else 24))),
+        "outage_s": [0.5, 1.5] if short else list(OUTAGE_S),
+        "hang_s": 0.3 if short else 1.0,
+        "mean_s": 0.1 if short else 0.3,
+        "step_s": STEP_S / 5 if short else STEP_S,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+        found = in_fresh_process(f"{__name__}:faulty_run", asked)
+    shares = ", ".join(f"{share:.0%} {kind}" for kind, share in FAULTS.items())
+    begin, end = asked["outage_s"]
+    case = f"{shares}, an outage of {end - begin:g} s, {found['finished']:.0f} trajectories: "
+    return [
+        _fault_row(case + "lost", found["lost"], "0", found["lost"] == 0),
+        _fault_row(
+            case + "scored otherwise than their reward says",
+            found["wrong"],
+            "0",
+            found["wrong"] == 0,
+        ),
+        _fault_row(
+            case + "retries in the journal",
+            found["retries_told"],
+            f"all {found['faults']:.0f} faults",
+            found["retries_told"] == found["faults"],
+        ),
+    ]
+
+
+def _fault_row(case: str, ours: float, mark: str, meets: bool) -> dict[str, object]:
+    return row(case, ours, None, None, "count", mark=mark, meets_mark=meets)
+
+
+def faulty_run(asked: Mapping[str, Any]) -> dict[str, float]:
+    """Run with a faulty backend in this process, and return what its journal says.
+
+    Args:
+        asked: ``batches``, ``outage_s``, ``hang_s``, ``mean_s``, ``step_s``, ``model_path``.
+
+    Returns:
+        ``finished`` trajectories, tickets ``lost``, rewards that are ``wrong``, ``faults`` of the
+        backend (of calls that somebody still waited for), and ``retries_told`` in the journal.
+    """
+    backend = {"id": BACKEND, "mean_s": asked["mean_s"], "sigma": 0.5, **FAULTS}
+    backend["outage_s"] = asked["outage_s"]
+    scoring = {"backend": backend, "try_s": asked["hang_s"] + asked["mean_s"] * 10}
+    with tempfile.TemporaryDirectory() as folder:
+        config = {**_config(asked, scoring), "max_staleness": 2, "runs_dir": folder}
+        config["failures"] = {"max_retries": 0, "max_rate": 1.0}
+        report = run_mapping(config)
+        with JournalReader(Path(report.run_dir)) as journal:
+            events = Counter(event.kind for event in journal.events())
+            rows = list(journal.trajectories())
+    (totals,) = report.rewards.values()
+    finished = [r for r in rows if r.status != "failed"]
+    return {
+        "finished": len(finished),
+        "lost": float(events["LoseTicket"] + events["reward_failed"]),
+        "wrong": float(sum(r.reward != r.score for r in finished)),
+        "faults": totals["broken"],
+        "retries_told": float(events["reward_retry"]),
+    }
+
+
+def _mapping(value: object) -> dict[str, object]:
+    assert isinstance(value, Mapping)
+    return dict(value)
+
+
+def _config(asked: Mapping[str, Any], scoring: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "name": "bench-rewards",
+        "runtime": {"env_processes": 0},
+        "model": {"path": asked["model_path"], "device": "cpu"},
+        "env": {
+            "id": "rollart_core.testing:AsyncFakeEnv",
+            "turns": TURNS,
+            "delay_s": asked["step_s"],
+            "delay_sigma": 1.0,
+        },
+        "reward": "env-return",
+        "scoring": dict(scoring),
+        "trackers": [],
+        "rollout": {
+            "groups_per_batch": BATCH // GROUP_SIZE,
+            "group_size": GROUP_SIZE,
+            "max_concurrent": NUM_SEATS,
+            "max_turns": TURNS,
+            "max_new_tokens": 4,
+            "max_context_tokens": 256,
+        },
+        "deadlines": {"step_s": 120.0, "reward_s": 120.0},
+        "evaluation": {"tasks": 1, "greedy": False},
+        "checkpoint": {"every_batches": 1_000_000},
+        "stop": {"batches": asked["batches"]},
+    }

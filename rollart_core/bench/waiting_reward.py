@@ -1,0 +1,40 @@
+"""A reward that waits: for benchmarks of whatever runs rewards.
+
+Takes: a request, and how long to wait. Gives: what the environment returned. Never: computes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+
+ID: Final = f"{__name__}:WaitingReward"
+_LONGEST: Final = 6.0
+"""Most waits, in means: so that the tail does not decide how long a benchmark takes."""
+
+
+class WaitingReward(Reward):
+    """Waits before it answers.
+
+    Args:
+        wait_s: Seconds, or their mean.
+        spread: Whether waits are drawn from an exponential distribution (by the request, so that
+            each waits equally long wherever it is scored).
+    """
+
+    def __init__(self, *, wait_s: float, spread: bool = False) -> None:
+        self._wait_s, self._spread = wait_s, spread
+
+    def score(self, request: RewardRequest) -> RewardResult:
+        """Score one episode."""
+        time.sleep(wait_of(request.task_index, self._wait_s) if self._spread else self._wait_s)
+        return RewardResult(request.env_return)
+
+
+def wait_of(index: int, mean_s: float) -> float:
+    """Return the wait of a request: the quantile of its index, in an order without a trend."""
+    place = (index * 0.6180339887498949 + 0.5) % 1.0
+    return mean_s * min(_LONGEST, -math.log1p(-place))

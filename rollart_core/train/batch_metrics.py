@@ -1,0 +1,46 @@
+"""What the reports of a batch say of the whole batch.
+
+Takes: the rows of a batch. Gives: numbers by name. Never: imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollart_core.train.batch import Row
+
+
+def batch_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Return what every report of a batch says of the whole batch."""
+    live: dict[int, bool] = {}
+    for row in rows:
+        live[row.group] = live.get(row.group, False) or row.is_live
+    staleness = np.array([r.staleness for r in rows] or [0])
+    return {
+        "zero_advantage_groups": float(sum(not is_live for is_live in live.values())),
+        "batch_groups": float(len(live)),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+    }
+
+
+def value_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Return how much of the returns the critic foretold, before it learned from the batch.
+
+    ``explained_variance`` is ``1 - Var(returns - values) / Var(returns)``: 1 is all, 0 as much as a
+    constant would, less than 0 is worse than that.
+    """
+    if not rows or not {"values", "returns"} <= set(rows[0].signals):
+        return {}
+    masks = [r.sample.loss_mask for r in rows]
+    values, returns = (
+        np.concatenate([r.signals[name][m] for r, m in zip(rows, masks, strict=True)])
+        for name in ("values", "returns")
+    )
+    spread_of_returns = float(returns.var())
+    if spread_of_returns == 0:
+        return {"value_mean": float(values.mean())}
+    unexplained = float((returns - values).var()) / spread_of_returns
+    return {"value_mean": float(values.mean()), "explained_variance": 1 - unexplained}

@@ -1,0 +1,125 @@
+"""The lambda backend with boto3 and awslambdaric as they are, and a Lambda of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
+from rollart_core.errors import BackendFailure, ConfigError
+from rollart_core.testing import example_request
+from rollart_plugins.serverless.lambda_backend import LambdaBackend
+from rollart_plugins.serverless.local_lambda import FunctionSettings, LocalLambda
+
+pytest.importorskip("boto3")
+pytest.importorskip("awslambdaric")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+MARKS = "marks_reward:Marks"
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+
+
+def backend(local: LocalLambda, **options: Any) -> LambdaBackend:
+    return LambdaBackend(
+        reward=RewardRef(MARKS),
+        reward_range=(0.0, 1.0),
+        timeout_s=60.0,
+        **{"function": "reward", "endpoint_url": local.url, "max_concurrent": 4, **options},
+    )
+
+
+def call(*requests: RewardRequest, key: str = "key") -> RewardCall:
+    return RewardCall(requests or (example_request(),), key, 60.0)
+
+
+async def failure(made: LambdaBackend, *requests: RewardRequest) -> BackendFailure:
+    with pytest.raises(BackendFailure) as caught:
+        await made.invoke(call(*requests))
+    await made.close()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        ("odd_lambda.raises", "the function failed: LookupError: nobody home"),
+        ("odd_lambda.ends", "Runtime.ExitError: .* exit status 7"),
+        ("odd_lambda.sleeps", r"Task timed out after 3\.00 seconds"),
+        ("odd_lambda.babbles", "of the wrong shape: version None, not 1"),
+        ("odd_lambda.missing", "Runtime.HandlerNotFound"),
+        ("no_such_module.handler", "Runtime.ImportModuleError"),
+    ],
+)
+def test_a_function_that_fails_is_a_failure_with_a_reason(handler: str, says: str) -> None:
+    async def main() -> None:
+        timeout_s = 3.0 if "sleeps" in handler else 60.0
+        settings = FunctionSettings(MARKS, handler=handler, timeout_s=timeout_s)
+        async with LocalLambda(settings) as local:
+            error = await failure(backend(local))
+            assert error.again
+            assert re.search(says, str(error)), str(error)
+
+    asyncio.run(main())
+
+
+def test_what_lambda_bills_and_when_it_is_cold() -> None:
+    async def main() -> None:
+        async with LocalLambda(FunctionSettings(MARKS, memory_mb=512, idle_s=0.5)) as local:
+            made = backend(local)
+            first, second = await made.invoke(call(key="a")), await made.invoke(call(key="b"))
+            assert (first.cost.cold, second.cost.cold) == (True, False)
+            assert first.cost.billed_gb_s > 0
+            assert first.cost.billed_gb_s * 1000 / 0.5 % 1 == pytest.approx(0, abs=1e-6)
+            async with asyncio.timeout(20):
+                while local.num_instances:
+                    await asyncio.sleep(0.05)
+            assert (await made.invoke(call(key="c"))).cost.cold
+            await made.close()
+
+    asyncio.run(main())
+
+
+def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        settings = FunctionSettings(MARKS, {"wait_s": 1.0}, concurrency=1)
+        async with LocalLambda(settings) as local:
+            made = backend(local, function="none")
+            with pytest.raises(ConfigError, match=r"on lambda: none: .* there is no such function"):
+                await made.open()
+            assert not (await failure(made)).again
+            made = LambdaBackend(
+                reward=RewardRef(MARKS, {"wait_s": 1.0}),
+                reward_range=(0.0, 1.0),
+                timeout_s=60.0,
+                function="reward",
+                endpoint_url=local.url,
+            )
+            calls = (made.invoke(call(key=str(n))) for n in range(2))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            refused = [a for a in answers if isinstance(a, BackendFailure)]
+            assert "TooManyRequestsException: Rate Exceeded" in str(refused[0])
+            assert refused[0].again
+            assert len(refused) == 1
+            large = replace(example_request(), split="x" * 7_000_000)
+            answer = await made.invoke(call(example_request(), large, key="large"))
+            assert isinstance(answer.results[0], RewardResult)
+            assert "a request of 7.0 MB: lambda takes 6.3 MB" in str(answer.results[1])
+            await made.close()
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                monkeypatch.delenv(name)
+            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+            error = await failure(backend(local))
+            assert "finds no AWS credentials" in str(error)
+            assert not error.again
+
+    asyncio.run(main())
