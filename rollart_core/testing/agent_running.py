@@ -28,14 +28,14 @@ from rollart_core.testing.agent_play import (
 )
 from rollart_core.testing.box_checks import live_boxes_here
 from rollart_core.testing.endpoint import Answer, Asked, ScriptedEndpoint
+from rollart_core.testing.left_open import expect_nothing_left
 from rollart_core.testing.play import Options, Player
 from rollart_core.testing.results import SkipCheck, expect
-from rollart_core.testing.runtime_checks import census, grown, random_state_kept
+from rollart_core.testing.runtime_checks import random_state_kept
 
 NUM_INSTANCES: Final = 8
 _BARRIER_S: Final = 2.0
 _NUM_ROUNDS: Final = 3
-_GRACE_S: Final = 5.0
 
 
 def check_global_random_state(subject: AgentSubject) -> None:
@@ -160,20 +160,8 @@ def check_nothing_left_open(subject: AgentSubject) -> str | None:
     if subject.given is not None:
         subject.fresh()  # which says why not
     _one_of_each(subject)
-    before = census()
-    for _ in range(_NUM_ROUNDS):
-        _one_of_each(subject)
-    deadline = time.monotonic() + _GRACE_S
-    while more := grown(before, _NUM_ROUNDS):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.01)  # a thread or process that was told to end may take a moment
-    many = [f"{n} {what}" for what, n in more.items()]
-    expect(
-        not many,
-        f"after {_NUM_ROUNDS} whole and as many cancelled episodes: {' and '.join(many)} more",
-    )
-    return None if "processes" in before else "only threads: this system does not list the others"
+    rounds = f"{_NUM_ROUNDS} whole and as many cancelled episodes"
+    return expect_nothing_left(lambda: _one_of_each(subject), _NUM_ROUNDS, rounds)
 
 
 def _one_of_each(subject: AgentSubject) -> None:

@@ -6,20 +6,18 @@ what it opened open.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from rollart_core.testing.answers import Step, first_difference
+from rollart_core.testing.left_open import expect_nothing_left
 from rollart_core.testing.play import (
     Options,
     Player,
@@ -36,7 +34,6 @@ NUM_INSTANCES: Final = 64
 _MAX_MEMORY_BYTES: Final = 8 * 2**30
 _NUM_ROUNDS: Final = 5
 _NUM_WARM_UPS: Final = 2
-_GRACE_S: Final = 5.0
 _MAX_TURNS: Final = 30
 # Gymnasium only warns of these; all its other warnings are about rendering and habits.
 _GRAVE: Final = ("not within the observation space", "share an object")
@@ -172,19 +169,13 @@ def _play_together(subject: Subject, alone: list[_Alone], stack: ExitStack) -> l
 def check_nothing_left_open(subject: Subject) -> str | None:
     """No thread, process or file stays behind ``close``, round after round."""
     closed: list[Player] = []  # kept, so that close() frees things and not the garbage collector
+
+    def once() -> None:
+        closed.append(_open_play_close(subject))
+
     for _ in range(_NUM_WARM_UPS):
-        closed.append(_open_play_close(subject))
-    before = census()
-    for _ in range(_NUM_ROUNDS):
-        closed.append(_open_play_close(subject))
-    deadline = time.monotonic() + _GRACE_S
-    while more := grown(before):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.01)  # a thread or process that was told to end may take a moment
-    many = [f"{n} {what}" for what, n in more.items()]
-    expect(not many, f"after {_NUM_ROUNDS} times open, play, close: {' and '.join(many)} more")
-    return None if "processes" in before else "only threads: this system does not list the others"
+        once()
+    return expect_nothing_left(once, _NUM_ROUNDS, f"{_NUM_ROUNDS} times open, play, close")
 
 
 def _open_play_close(subject: Subject) -> Player:
@@ -194,27 +185,6 @@ def _open_play_close(subject: Subject) -> Player:
     finally:
         player.close()
     return player
-
-
-def census() -> dict[str, int]:
-    """Return how many threads, child processes and open files this process has."""
-    counts = {"threads": threading.active_count()}
-    tasks = Path("/proc/self/task")
-    with suppress(OSError):
-        children = [(task / "children").read_text().split() for task in tasks.iterdir()]
-        counts |= {
-            "threads": len(list(tasks.iterdir())),
-            "processes": sum(map(len, children)),
-            "open files": len(os.listdir("/proc/self/fd")),
-        }
-    return counts
-
-
-def grown(before: dict[str, int], num_rounds: int = _NUM_ROUNDS) -> dict[str, int]:
-    """Return what grew by at least one a round; less is a pool that fills up."""
-    now = census()
-    more = {what: now[what] - count for what, count in before.items() if what in now}
-    return {what: n for what, n in more.items() if n >= num_rounds}
 
 
 def check_timeouts(subject: Subject) -> str | None:

@@ -90,9 +90,16 @@ def test_exactly_that_check_fails(broken, name, said):
     assert ended(results, Outcome.FAIL) == [name], results
 
 
-def test_left_processes_are_found():
+def test_left_processes_are_found_and_named():
     results = check_env(zoo.LeavesProcesses, only=["nothing_left_open"])
-    assert "5 processes more" in results[0].reason
+    assert "5 processes more (sleep)" in results[0].reason
+
+
+def test_what_begins_once_and_stays_is_not_left_by_each_round(monkeypatch):
+    monkeypatch.setattr(zoo.BeginsAPool, "resets", 0)
+    results = check_env(zoo.BeginsAPool, only=["nothing_left_open"])
+    assert ended(results, Outcome.PASS) == ["nothing_left_open"], results
+    assert zoo.BeginsAPool.resets > 7
 
 
 def test_a_slow_one_is_played_less_and_the_pass_says_so():

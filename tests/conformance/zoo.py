@@ -207,6 +207,18 @@ class LeavesThreads(Good):
         return super().reset(**kwargs)
 
 
+class BeginsAPool(Good):
+    """Its seventh reset begins what stays, and none after."""
+
+    resets = 0
+
+    def reset(self, **kwargs):
+        BeginsAPool.resets += 1
+        if BeginsAPool.resets == 7:
+            LEFT_OPEN.extend(open(os.devnull) for _ in range(20))  # noqa: SIM115
+        return super().reset(**kwargs)
+
+
 class LeavesFiles(Good):
     def __init__(self):
         super().__init__()
