@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rollart_core.contracts.reward import GroupReward, RewardRequest, RewardResult
 from rollart_rewards.config_judges import JudgeGroupConfig
-from rollart_rewards.judge import COMPARE_SYSTEM, comparison, cut, judge_of, talk
+from rollart_rewards.judge import COMPARE_SYSTEM, AsksJudge, comparison, cut, talk
 
 
-class JudgeGroup(GroupReward):
+class JudgeGroup(AsksJudge[JudgeGroupConfig], GroupReward):
     """Compares siblings in pairs; see the module. A member without siblings gets 0.5.
 
     Args:
@@ -26,8 +26,7 @@ class JudgeGroup(GroupReward):
     """
 
     def __init__(self, **options: object) -> None:
-        self.config = JudgeGroupConfig.model_validate(options)
-        self._judge = judge_of(self.config)
+        super().__init__(JudgeGroupConfig.model_validate(options))
 
     def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score all members.
@@ -55,10 +54,6 @@ class JudgeGroup(GroupReward):
         return [
             RewardResult(sum(w) / len(w) if w else 0.5, {"num_pairs": float(len(w))}) for w in won
         ]
-
-    def close(self) -> None:
-        """Hang up; may be called twice."""
-        self._judge.close()
 
     def _text(self, request: RewardRequest) -> str:
         if self.config.compare == "conversation":

@@ -19,7 +19,21 @@ MOST: Final = 100.0
 """Largest absolute value of the sum: the range that the manifest declares."""
 
 
-class Weighted(Reward):
+class _OfParts:
+    """What both have beside their way of scoring."""
+
+    _parts: WeightedParts
+
+    def examples(self) -> Sequence[RewardExample]:
+        """Return requests that all parts can score."""
+        return self._parts.examples()
+
+    def close(self) -> None:
+        """Close the parts; may be called twice."""
+        self._parts.close()
+
+
+class Weighted(_OfParts, Reward):
     """Rewards that each score one episode; see the module.
 
     Args:
@@ -37,16 +51,8 @@ class Weighted(Reward):
         """Score one episode."""
         return self._parts.score(request)
 
-    def examples(self) -> Sequence[RewardExample]:
-        """Return requests that all parts can score."""
-        return self._parts.examples()
 
-    def close(self) -> None:
-        """Close the parts; may be called twice."""
-        self._parts.close()
-
-
-class WeightedGroup(GroupReward):
+class WeightedGroup(_OfParts, GroupReward):
     """Rewards of which some see the whole group; see the module.
 
     Args:
@@ -63,11 +69,3 @@ class WeightedGroup(GroupReward):
     def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score all members."""
         return self._parts.score_all(requests)
-
-    def examples(self) -> Sequence[RewardExample]:
-        """Return requests that all parts can score."""
-        return self._parts.examples()
-
-    def close(self) -> None:
-        """Close the parts; may be called twice."""
-        self._parts.close()

@@ -12,24 +12,20 @@ staleness. Never: counts start-up or evaluation.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 from rollart_core.bench import async_rewards
 from rollart_core.bench.rows import machine, row, tell
-from rollart_core.bench.sides import in_fresh_process, run_mapping
-from rollart_core.config import NewModel
+from rollart_core.bench.sides import in_fresh_process
+from rollart_core.bench.waiting_run import TURNS, model_path, ran, waiting_run
 from rollart_core.errors import UserError
-from rollart_core.models.new import new_model
-from rollart_core.testing import FakeEnv
 
 MARK = 1.2
 MAX_STALENESS = 2
-NUM_ENVS, GROUP_SIZE, TURNS = 32, 8, 3
+NUM_ENVS = 32
 STEP_MEAN_S = 0.5
-MODEL = NewModel(kind="new", num_layers=1, width=64, num_heads=1, vocab_size=320)
 MODES: Mapping[str, Mapping[str, object]] = {
     "async": {"mode": "async", "max_staleness": MAX_STALENESS},
     "sync": {"mode": "sync"},
@@ -65,8 +61,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         "step_s": 0.1 if short else STEP_MEAN_S,
     }
     got: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    with tempfile.TemporaryDirectory() as folder:
-        asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+    with model_path() as asked["model_path"]:
         for number in range(1, rounds + 1):
             for mode, results in got.items():
                 results.append(in_fresh_process(f"{__name__}:measure", {**asked, "mode": mode}))
@@ -115,37 +110,9 @@ def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``trajectories_per_s`` of the RL phase, and ``stalest``, in versions.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        report = run_mapping(_config(asked) | {"runs_dir": folder})
-    return {
-        "trajectories_per_s": report.batches * NUM_ENVS / report.train_wall_s,
-        "stalest": max(map(int, report.staleness)),
-    }
-
-
-def _config(asked: Mapping[str, Any]) -> dict[str, object]:
-    return {
-        "name": "bench-async",
-        **MODES[asked["mode"]],
-        "runtime": {"env_processes": 0},
-        "model": {"path": asked["model_path"], "device": "cpu"},
-        "env": {
-            "id": "rollart_core.testing:AsyncFakeEnv",
-            "turns": TURNS,
-            "delay_s": asked["step_s"],
-            "delay_sigma": 1.0,
-        },
-        "trackers": [],
-        "rollout": {
-            "groups_per_batch": NUM_ENVS // GROUP_SIZE,
-            "group_size": GROUP_SIZE,
-            "max_concurrent": NUM_ENVS,
-            "max_turns": TURNS,
-            "max_new_tokens": 4,
-            "max_context_tokens": 256,
-        },
-        "deadlines": {"step_s": 120.0},
-        "evaluation": {"tasks": 1, "greedy": False},
-        "checkpoint": {"every_batches": 1_000_000},
-        "stop": {"batches": asked["batches"]},
-    }
+    config = waiting_run(asked, num_seats=NUM_ENVS, batch=NUM_ENVS)
+    with ran({**config, **MODES[asked["mode"]]}) as report:
+        return {
+            "trajectories_per_s": report.batches * NUM_ENVS / report.train_wall_s,
+            "stalest": max(map(int, report.staleness)),
+        }

@@ -12,7 +12,6 @@ Takes: ``rounds``, ``batches``, ``short``. Gives: rows. Never: counts start-up o
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,18 +19,15 @@ from statistics import median
 from typing import Any, Final
 
 from rollart_core.bench.rows import row, tell
-from rollart_core.bench.sides import in_fresh_process, run_mapping
-from rollart_core.config import NewModel
+from rollart_core.bench.sides import in_fresh_process
+from rollart_core.bench.waiting_run import TURNS, model_path, ran, waiting_run
 from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.models.new import new_model
-from rollart_core.testing import FakeEnv
 
 MARK: Final = 1 / 0.6
 """Step time at most 0.6 of the blocking mode's."""
-NUM_SEATS, BATCH, GROUP_SIZE, TURNS = 16, 32, 8, 3
+NUM_SEATS, BATCH = 16, 32
 STEP_S, REWARD_S, SIGMA = 0.1, 2.0, 1.0
 MAX_STALENESS = 3
-MODEL: Final = NewModel(kind="new", num_layers=1, width=64, num_heads=1, vocab_size=320)
 MODES: Final[Mapping[str, Mapping[str, object]]] = {
     "overlapped": {"max_staleness": MAX_STALENESS, "scoring": {"overlap": True, "hedge": {}}},
     "blocking": {"max_staleness": MAX_STALENESS, "scoring": {"overlap": False, "hedge": {}}},
@@ -57,8 +53,7 @@ def slow_reward(options: Mapping[str, object]) -> list[dict[str, object]]:
         "step_s": STEP_S / 5 if short else STEP_S,
     }
     got: dict[str, list[float]] = {mode: [] for mode in MODES}
-    with tempfile.TemporaryDirectory() as folder:
-        asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+    with model_path() as asked["model_path"]:
         for number in range(1, rounds + 1):
             for mode, took in got.items():
                 one = {**asked, "mode": mode, "seed": number}
@@ -110,9 +105,8 @@ def step_time(asked: Mapping[str, Any]) -> dict[str, float]:
     backend["seed"] = asked["seed"]
     scoring = {**_mapping(MODES[asked["mode"]]["scoring"]), "backend": backend}
     scoring["max_concurrent"] = 256
-    with tempfile.TemporaryDirectory() as folder:
-        report = run_mapping({**_config(asked, scoring), **mode, "runs_dir": folder})
-    return {"step_s": report.train_wall_s / report.batches}
+    with ran({**_config(asked, scoring), **mode}) as report:
+        return {"step_s": report.train_wall_s / report.batches}
 
 
 def reward_faults(options: Mapping[str, object]) -> list[dict[str, object]]:
@@ -129,8 +123,7 @@ def reward_faults(options: Mapping[str, object]) -> list[dict[str, object]]:
         "mean_s": 0.1 if short else 0.3,
         "step_s": STEP_S / 5 if short else STEP_S,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        asked["model_path"] = str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+    with model_path() as asked["model_path"]:
         found = in_fresh_process(f"{__name__}:faulty_run", asked)
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in FAULTS.items())
     begin, end = asked["outage_s"]
@@ -169,13 +162,11 @@ def faulty_run(asked: Mapping[str, Any]) -> dict[str, float]:
     backend = {"id": BACKEND, "mean_s": asked["mean_s"], "sigma": 0.5, **FAULTS}
     backend["outage_s"] = asked["outage_s"]
     scoring = {"backend": backend, "try_s": asked["hang_s"] + asked["mean_s"] * 10}
-    with tempfile.TemporaryDirectory() as folder:
-        config = {**_config(asked, scoring), "max_staleness": 2, "runs_dir": folder}
-        config["failures"] = {"max_retries": 0, "max_rate": 1.0}
-        report = run_mapping(config)
-        with JournalReader(Path(report.run_dir)) as journal:
-            events = Counter(event.kind for event in journal.events())
-            rows = list(journal.trajectories())
+    failures = {"max_retries": 0, "max_rate": 1.0}
+    config = {**_config(asked, scoring), "max_staleness": 2, "failures": failures}
+    with ran(config) as report, JournalReader(Path(report.run_dir)) as journal:
+        events = Counter(event.kind for event in journal.events())
+        rows = list(journal.trajectories())
     (totals,) = report.rewards.values()
     finished = [r for r in rows if r.status != "failed"]
     return {
@@ -194,28 +185,9 @@ def _mapping(value: object) -> dict[str, object]:
 
 def _config(asked: Mapping[str, Any], scoring: Mapping[str, object]) -> dict[str, object]:
     return {
+        **waiting_run(asked, num_seats=NUM_SEATS, batch=BATCH),
         "name": "bench-rewards",
-        "runtime": {"env_processes": 0},
-        "model": {"path": asked["model_path"], "device": "cpu"},
-        "env": {
-            "id": "rollart_core.testing:AsyncFakeEnv",
-            "turns": TURNS,
-            "delay_s": asked["step_s"],
-            "delay_sigma": 1.0,
-        },
         "reward": "env-return",
         "scoring": dict(scoring),
-        "trackers": [],
-        "rollout": {
-            "groups_per_batch": BATCH // GROUP_SIZE,
-            "group_size": GROUP_SIZE,
-            "max_concurrent": NUM_SEATS,
-            "max_turns": TURNS,
-            "max_new_tokens": 4,
-            "max_context_tokens": 256,
-        },
         "deadlines": {"step_s": 120.0, "reward_s": 120.0},
-        "evaluation": {"tasks": 1, "greedy": False},
-        "checkpoint": {"every_batches": 1_000_000},
-        "stop": {"batches": asked["batches"]},
     }

@@ -13,20 +13,17 @@ from typing import Any, Final, TypeAlias, cast
 
 from rollart_core import registry
 from rollart_core.contracts.reward import RewardBackendSpec, RewardRef, RewardSpec
+from rollart_core.testing.algorithm_checks import check_algorithm
 from rollart_core.testing.async_checks import (
     check_inference_engine,
     check_reward_backend,
     check_sandbox,
 )
-from rollart_core.testing.part_checks import (
-    check_algorithm,
-    check_mapper,
-    check_reward,
-    check_tracker,
-    check_weight_channel,
-)
+from rollart_core.testing.channel_checks import check_weight_channel
+from rollart_core.testing.part_checks import check_mapper, check_tracker
 from rollart_core.testing.parts import FakeReward
 from rollart_core.testing.results import CheckResult, Outcome
+from rollart_core.testing.reward_checks import check_reward
 
 Options: TypeAlias = Mapping[str, object]
 _PartCheck: TypeAlias = Callable[[str, Options, Path], list[CheckResult]]

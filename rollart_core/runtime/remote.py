@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,12 +96,8 @@ class RemoteEngine(InferenceEngine):
         """
         part = self._part
         try:
-            result: GenerateResult = await self._ready().call("generate", request)
-        except PartDied as e:
-            raise EngineDied(str(e), boundary="generate") from e
-        except EngineDied as e:
-            self._bury(part, e)
-            raise
+            with self._asked("generate"):
+                result: GenerateResult = await self._ready().call("generate", request)
         except asyncio.CancelledError:
             with contextlib.suppress(PartDied, TimeoutError):
                 async with asyncio.timeout(ABORT_GRACE_S):
@@ -115,14 +111,8 @@ class RemoteEngine(InferenceEngine):
         Raises:
             EngineDied: When its process is gone, before or meanwhile.
         """
-        part = self._part
-        try:
+        with self._asked("score"):
             logprobs: list[float] = await self._ready().call("score", request)
-        except PartDied as e:
-            raise EngineDied(str(e), boundary="score") from e
-        except EngineDied as e:
-            self._bury(part, e)
-            raise
         return logprobs
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
@@ -132,14 +122,8 @@ class RemoteEngine(InferenceEngine):
             EngineDied: When its process is gone; it comes back with that version, or a newer one.
         """
         self._version = policy_version
-        part = self._part
-        try:
+        with self._asked("load_weights"):
             swap: WeightSwap = await self._ready().call("load_weights", policy_version)
-        except PartDied as e:
-            raise EngineDied(str(e), boundary="load_weights") from e
-        except EngineDied as e:
-            self._bury(part, e)
-            raise
         return replace(swap, engine=self._part.name)
 
     async def pause(self) -> None:
@@ -183,6 +167,18 @@ class RemoteEngine(InferenceEngine):
         await shut_down(self._part, "close")
 
     # Death and return
+
+    @contextlib.contextmanager
+    def _asked(self, boundary: str) -> Iterator[None]:
+        """Raise EngineDied for what is asked of the present process and finds it gone."""
+        part = self._part
+        try:
+            yield
+        except PartDied as e:
+            raise EngineDied(str(e), boundary=boundary) from e
+        except EngineDied as e:
+            self._bury(part, e)
+            raise
 
     def _bury(self, part: Part, error: EngineDied) -> None:
         """End a process that says itself that what answers in it (a server, say) is gone."""

@@ -1,25 +1,19 @@
 """For plugin authors: deterministic fakes of every contract, and checks that it is kept."""
 
 from rollart_core.testing.agent_checks import check_agent
+from rollart_core.testing.algorithm_checks import check_algorithm, example_group
 from rollart_core.testing.async_checks import (
     check_inference_engine,
     check_reward_backend,
     check_sandbox,
 )
+from rollart_core.testing.channel_checks import check_weight_channel
 from rollart_core.testing.endpoint import ScriptedEndpoint
 from rollart_core.testing.engine import ScriptedEngine, keyed_script, text_script
 from rollart_core.testing.env_checks import check_env
 from rollart_core.testing.envs import AsyncFakeEnv, FakeEnv
 from rollart_core.testing.faulty_backend import FaultyBackend
-from rollart_core.testing.part_checks import (
-    check_algorithm,
-    check_mapper,
-    check_reward,
-    check_tracker,
-    check_weight_channel,
-    example_group,
-    example_request,
-)
+from rollart_core.testing.part_checks import check_mapper, check_tracker
 from rollart_core.testing.parts import (
     FakeAlgorithm,
     FakeGroupReward,
@@ -29,6 +23,7 @@ from rollart_core.testing.parts import (
     FakeWeightChannel,
 )
 from rollart_core.testing.results import CheckResult, Outcome, assert_checks
+from rollart_core.testing.reward_checks import check_reward, example_request
 from rollart_core.testing.sandbox import FakeSandbox
 
 __all__ = [

@@ -20,8 +20,8 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.reward import RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import InferenceFailure
-from rollart_core.testing.part_checks import example_request
 from rollart_core.testing.results import CheckResult, SkipCheck, expect, run_async_checks
+from rollart_core.testing.reward_checks import example_request
 
 _LONG_S = 60.0
 

@@ -7,10 +7,11 @@ when that one failed.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from rollart_core.errors import first_line
 
@@ -46,6 +47,18 @@ def expect(truth: object, reason: str) -> None:
     """Raise :class:`CheckFailed` with ``reason`` unless ``truth``."""
     if not truth:
         raise CheckFailed(reason)
+
+
+def torch_or_skip() -> Any:
+    """Return torch, for the checks that need a tensor.
+
+    Raises:
+        SkipCheck: When it is not installed.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError:
+        raise SkipCheck("torch is not installed") from None
 
 
 class Course(TypedDict, total=False):

@@ -23,11 +23,13 @@ from rollart_core.runtime.launch import launch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
+NUM_BATCHES = 18
+MAX_STALENESS = 2
 CONFIG = {
     "name": "webshop-sglang",
     "seed": 1,
     "mode": "async",
-    "max_staleness": 2,
+    "max_staleness": MAX_STALENESS,
     "model": {"kind": "new", "num_layers": 2, "width": 64, "ffn_width": 128, "vocab_size": 512},
     "engine": {
         "id": "sglang",
@@ -57,7 +59,7 @@ CONFIG = {
     "evaluation": {"split": "test", "tasks": 4, "greedy": False},
     "deadlines": {"generate_s": 900, "episode_s": 1200, "ticket_s": 2400},
     "failures": {"load_weights_s": 600, "hang_s": 600},
-    "stop": {"batches": 8},
+    "stop": {"batches": NUM_BATCHES},
 }
 
 
@@ -105,7 +107,7 @@ def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_s
     run_dir = Path(report.run_dir)
 
     assert report.ok
-    assert report.batches == 8
+    assert report.batches == NUM_BATCHES
     assert servers(os.getpid()) == []
     checked = audit(run_dir)
     assert checked.ok, checked.violations
@@ -128,9 +130,10 @@ def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_s
     assert summary["mean of those"] < 1e-4
     assert found.num_one_version
     assert found.num_crossing
-    # How many are met is a matter of pace; the staleness bound asks for these.
-    assert len(found.versions) >= 3
-    assert max(found.versions) >= 5, "the server that came back follows the training"
+    # How many are met is a matter of pace. At the slowest one version serves three batches.
+    assert len(found.versions) >= NUM_BATCHES // (1 + MAX_STALENESS)
+    newest = max(found.versions)
+    assert newest >= NUM_BATCHES - 1 - MAX_STALENESS, "the server that came back follows training"
 
 
 def test_a_run_with_a_seed_for_every_token_is_refused(tmp_path):

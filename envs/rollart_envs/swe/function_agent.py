@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from rollart_core.boxes.agent import BoxAgent, Command
-from rollart_core.boxes.judging import Interpreter, find_python
+from rollart_core.boxes.judging import Interpreter, find_python, judge
 from rollart_core.boxes.source import box_source
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_envs.swe import small_agent
 from rollart_envs.swe.config import FunctionAgentConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
-from rollart_envs.swe.judging import expect_gold, judge_answer
+from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
 
 SOLUTION: Final = "solution.py"
@@ -75,7 +75,7 @@ class FunctionRepairAgent(BoxAgent):
         candidate = source[:_MOST_BYTES].decode("utf-8", "replace")
         passed = False
         if self.task.entry_point in candidate:
-            judgement = await judge_answer(self.box, self.task, candidate, self._interpreter)
+            judgement = await judge(self.box, self.task.hidden, candidate, self._interpreter)
             if judgement.verdict == "error":
                 await expect_gold(self._boxes, self.task, self._interpreter)
             passed = judgement.verdict == "passed"

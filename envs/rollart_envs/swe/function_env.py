@@ -15,13 +15,13 @@ from typing import Any, Final
 from gymnasium.error import ResetNeeded
 
 from rollart_core.boxes.env import BoxEnv, Reset, Step
-from rollart_core.boxes.judging import Interpreter, Judgement, find_python
+from rollart_core.boxes.judging import Interpreter, Judgement, find_python, judge
 from rollart_core.boxes.source import box_source
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.config import FunctionRepairConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
-from rollart_envs.swe.judging import expect_gold, judge_answer
+from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
 
 _RESTORE_S: Final = 5.0
@@ -108,7 +108,7 @@ class FunctionRepairEnv(BoxEnv):
         if not self._interpreter.path:
             self._interpreter = replace(self._interpreter, path=await find_python(box))
         self._is_used = True
-        judgement = await judge_answer(box, self.task, candidate, self._interpreter)
+        judgement = await judge(box, self.task.hidden, candidate, self._interpreter)
         if judgement.verdict == "error":
             await expect_gold(self._boxes, self.task, self._interpreter)
             self._clean = None

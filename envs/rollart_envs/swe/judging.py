@@ -1,33 +1,15 @@
-"""Judging an answer to a function-repair task in a box.
+"""Does the judge of function-repair tasks work in a fresh box?
 
-Takes: a box that has started, a task and an answer. Gives: a judgement. Never: takes a broken box
-for a wrong answer.
+Takes: where boxes come from, and a task. Gives: a failure where its own solution does not pass.
+Never: takes a broken box for a wrong answer.
 """
 
 from __future__ import annotations
 
-from rollart_core.boxes.judging import Interpreter, Judgement, judge
+from rollart_core.boxes.judging import Interpreter, judge
 from rollart_core.boxes.source import BoxSource
-from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.function_task import FunctionTask
-
-
-async def judge_answer(
-    box: Sandbox, task: FunctionTask, candidate: str, interpreter: Interpreter
-) -> Judgement:
-    """Run the hidden test on a candidate.
-
-    Args:
-        box: A box; what the candidate leaves in it is the caller's affair.
-        task: The task.
-        candidate: The agent's source.
-        interpreter: What runs it, and for how long.
-
-    Raises:
-        SandboxFailure: The box is gone.
-    """
-    return await judge(box, task.hidden, candidate, interpreter)
 
 
 async def expect_gold(boxes: BoxSource, task: FunctionTask, interpreter: Interpreter) -> None:
@@ -38,7 +20,7 @@ async def expect_gold(boxes: BoxSource, task: FunctionTask, interpreter: Interpr
     """
     box = await boxes.take()
     try:
-        gold = await judge_answer(box, task, task.gold_code, interpreter)
+        gold = await judge(box, task.hidden, task.gold_code, interpreter)
     finally:
         await boxes.give_back(box)
     if gold.verdict != "passed":

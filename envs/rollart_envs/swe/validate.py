@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from rollart_core.boxes.judging import Interpreter, find_python
+from rollart_core.boxes.judging import Interpreter, find_python, judge
 from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import EpisodeError, first_line
 from rollart_envs.swe.function_task import FunctionTask
-from rollart_envs.swe.judging import judge_answer
 from rollart_envs.swe.reader import (
     BadRow,
     holds_functions,
@@ -167,8 +166,8 @@ async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, 
     try:
         path = order.python or await find_python(box)
         interpreter = Interpreter(path, order.timeout_s or FUNCTION_TIMEOUT_S)
-        gold = await judge_answer(box, task, task.gold_code, interpreter)
-        buggy = await judge_answer(box, task, task.buggy_code, interpreter)
+        gold = await judge(box, task.hidden, task.gold_code, interpreter)
+        buggy = await judge(box, task.hidden, task.buggy_code, interpreter)
     finally:
         await order.boxes.give_back(box)
     results: dict[str, Result] = {"passed": "full", "failed": "none"}

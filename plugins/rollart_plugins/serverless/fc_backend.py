@@ -7,16 +7,14 @@ but, as a signature, to the endpoint. Tested against an endpoint on this machine
 
 from __future__ import annotations
 
-import asyncio
 import json
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
-from rollart_core.rollout.threads import DaemonThreads
 from rollart_plugins.serverless.config import FcConfig
-from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+from rollart_plugins.serverless.remote import Sent
+from rollart_plugins.serverless.sdk import SdkBackend
 
 MISSING = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
 _CONNECT_MS = 10_000
@@ -25,7 +23,7 @@ _AGAIN: Final = (408, 429)
 _WRONG_KEY: Final = ("SignatureDoesNotMatch", "InvalidAccessKeyID", "AccessDenied")
 
 
-class FcBackend(RemoteBackend):
+class FcBackend(SdkBackend):
     """Asks a function of Function Compute.
 
     Args:
@@ -49,27 +47,10 @@ class FcBackend(RemoteBackend):
         **options: object,
     ) -> None:
         self.config = config = FcConfig.model_validate(options)
-        limits = Limits(
-            config.max_request_bytes, _ANSWER_BYTES, config.num_requests, config.max_concurrent
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
+        super().__init__(reward, reward_range, timeout_s, config, _ANSWER_BYTES)
         self._key = (self.secret(config.key_id_env), self.secret(config.key_secret_env))
         named = config.security_token_env
         self._security_token = self.secret(named) if named else None
-        self._threads = DaemonThreads(config.max_concurrent, name="fc")
-        self._making = asyncio.Lock()
-        self._client: Any = None
-
-    async def open(self) -> None:
-        """Ask the function to score nothing.
-
-        Raises:
-            ConfigError: When there is no SDK, no such function, a wrong key, or it serves another
-                reward.
-        """
-        await self._made()
-        if self.config.check:
-            await self.probe()
 
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
         """Invoke the function and wait for it.
@@ -77,25 +58,11 @@ class FcBackend(RemoteBackend):
         Raises:
             BackendFailure: What Function Compute says, or what became of the function.
         """
-        try:
-            client = await self._made()
-        except ConfigError as e:
-            raise BackendFailure(str(e), again=False) from e
-        answer = await self._threads.run(partial(self._invoke, client, body, deadline_s))
+        answer = await self.in_thread(lambda client: self._invoke(client, body, deadline_s))
         return Sent(answer, memory_gb=self.config.memory_gb)
 
-    async def close(self) -> None:
-        """Take no more calls; may be called twice."""
-        await super().close()
-        self._threads.close()
-
-    async def _made(self) -> Any:
-        async with self._making:
-            if self._client is None:
-                self._client = await self._threads.run(self._new_client)
-            return self._client
-
-    def _new_client(self) -> Any:
+    def new_client(self) -> Any:
+        """Return a client of the SDK; see :class:`SdkBackend`."""
         try:
             from alibabacloud_fc20230330.client import Client
             from alibabacloud_tea_openapi.utils_models import Config

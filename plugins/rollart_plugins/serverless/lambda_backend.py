@@ -7,18 +7,16 @@ takes, or keeps credentials: boto3 finds them where it always does.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
-from rollart_core.rollout.threads import DaemonThreads
 from rollart_plugins.serverless.config import LAMBDA_BYTES, LambdaConfig
-from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+from rollart_plugins.serverless.remote import Sent
+from rollart_plugins.serverless.sdk import SdkBackend
 
 MISSING = "the lambda backend needs boto3: pip install 'rollart[lambda]'"
 _CONNECT_S = 10.0
@@ -40,7 +38,7 @@ _REPORT: Final = re.compile(
 )
 
 
-class LambdaBackend(RemoteBackend):
+class LambdaBackend(SdkBackend):
     """Asks a Lambda function.
 
     Args:
@@ -60,25 +58,8 @@ class LambdaBackend(RemoteBackend):
         timeout_s: float,
         **options: object,
     ) -> None:
-        self.config = config = LambdaConfig.model_validate(options)
-        limits = Limits(
-            config.max_request_bytes, LAMBDA_BYTES, config.num_requests, config.max_concurrent
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
-        self._threads = DaemonThreads(config.max_concurrent, name="lambda")
-        self._making = asyncio.Lock()
-        self._client: Any = None
-
-    async def open(self) -> None:
-        """Ask the function to score nothing.
-
-        Raises:
-            ConfigError: When there is no boto3, no credentials, no such function, or it serves
-                another reward.
-        """
-        await self._made()
-        if self.config.check:
-            await self.probe()
+        self.config = LambdaConfig.model_validate(options)
+        super().__init__(reward, reward_range, timeout_s, self.config, LAMBDA_BYTES)
 
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
         """Invoke the function and wait for it.
@@ -86,11 +67,7 @@ class LambdaBackend(RemoteBackend):
         Raises:
             BackendFailure: What Lambda says, or what became of the function.
         """
-        try:
-            client = await self._made()
-        except ConfigError as e:
-            raise BackendFailure(str(e), again=False) from e
-        got = await self._threads.run(partial(self._invoke, client, body))
+        got = await self.in_thread(lambda client: self._invoke(client, body))
         if got.get("FunctionError"):
             raise _function_failure(self.config.function, got["Payload"])
         ms, mb, cold = _report(got.get("LogResult", ""))
@@ -99,18 +76,12 @@ class LambdaBackend(RemoteBackend):
     async def close(self) -> None:
         """Let go of the connections; may be called twice."""
         await super().close()
-        self._threads.close()
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
-    async def _made(self) -> Any:
-        async with self._making:
-            if self._client is None:
-                self._client = await self._threads.run(self._new_client)
-            return self._client
-
-    def _new_client(self) -> Any:
+    def new_client(self) -> Any:
+        """Return a client of boto3; see :class:`SdkBackend`."""
         try:
             import boto3
             from botocore.config import Config
