@@ -35,7 +35,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         f"{_HERE}.eval:evaluate",
-        "Score a model, or any OpenAI-compatible endpoint, on held-out tasks.",
+        "Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
         "rollart eval --env webshop --model http://127.0.0.1:8000/v1 evaluation.tasks=50",
     ),
     "list": Command(

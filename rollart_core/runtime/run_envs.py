@@ -104,6 +104,11 @@ class RunEnvs:
         n = n if num_tasks is None else min(n, num_tasks)
         return held_out_tasks(name, split, n, self._run.config.seed, num_tasks=num_tasks)
 
+    async def has_oracle(self, env: ResolvedEnv, workers: EnvPool) -> bool:
+        """Return whether an environment has an expert."""
+        found: bool = await workers.call("has_oracle", env_ref(env))
+        return found
+
     def is_agent(self, name: str) -> bool:
         """Return whether an environment owns its loop; known once tasks are counted."""
         return name in self._agent_names
