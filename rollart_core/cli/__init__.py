@@ -83,6 +83,16 @@ COMMANDS: dict[str, Command] = {
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
     ),
+    "plot": Command(
+        f"{_HERE}.plot:plot",
+        "Draw the course of runs: reward, success, staleness, tokens a second, loss.",
+        "rollart plot runs/hello-20260101-120000 --out hello.svg",
+    ),
+    "export": Command(
+        f"{_HERE}.export:export",
+        "Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
+        "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
+    ),
     "scale": Command(
         f"{_HERE}.scale:scale",
         "Add or remove engines and env workers of a live run.",

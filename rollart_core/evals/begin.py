@@ -77,10 +77,8 @@ def begin(asked: Asked) -> Begun:
         plans.plan_of_suite(suite, columns, missing) if suite else plans.plan_of_run(run, columns)
     )
     folder = _folder(asked.out, run)
-    record = run.as_dict()
-    if not has_model:
-        record = {k: v for k, v in record.items() if k not in ("model", "engine")}
-    (folder / "config.yaml").write_text(dump_yaml(record), encoding="utf-8")
+    config = dump_yaml(plans.record_of(run, plan))
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
     plan.write(folder)
     return Begun(run, plan, folder)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rollart_core.engine.run_dir import write_json
 from rollart_core.engine.task_mix import shares
@@ -73,6 +74,12 @@ class EvalPlan:
             return cls(tuple(kept["columns"]), quotas, kept["left_out"])
         except (ValueError, KeyError, TypeError) as e:
             raise ConfigError(f"{path}: is not of this release: {e}") from None
+
+
+def record_of(run: ResolvedRun, plan: EvalPlan) -> dict[str, Any]:
+    """Return the config that an evaluation keeps: without a model where none plays."""
+    idle = () if plan.has_model else ("model", "engine")
+    return {key: value for key, value in run.as_dict().items() if key not in idle}
 
 
 def columns_of(baselines: Sequence[str], *, has_model: bool, greedy: bool) -> tuple[str, ...]:

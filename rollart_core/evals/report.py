@@ -20,7 +20,7 @@ from rollart_core.evals.card import card
 from rollart_core.evals.cells import Cell, cell_of, commonest_failure, plain_estimate
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.identity import config_hash, env_facts, model_hash
-from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan
+from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
 from rollart_core.evals.table import Table, of_report
 from rollart_core.resolve import ResolvedRun
 
@@ -118,7 +118,7 @@ class EvaluationReport:
             "model": self.model,
             "served_as": self.run.engine.options.get("model") if self.plan.has_model else None,
             "model_hash": model_hash(self.model_path),
-            "config_hash": config_hash(self.run.as_dict()),
+            "config_hash": config_hash(record_of(self.run, self.plan)),
             "seed": config.seed,
             "temperature": config.rollout.temperature if self.plan.has_model else None,
             "max_new_tokens": config.rollout.max_new_tokens if self.plan.has_model else None,
