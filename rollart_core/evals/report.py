@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from rollart_core.engine.run_dir import write_json
 from rollart_core.evals.card import card
 from rollart_core.evals.cells import Cell, cell_of, commonest_failure, plain_estimate
 from rollart_core.evals.episodes import Episode
-from rollart_core.evals.identity import config_hash, env_facts, model_hash
+from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
 from rollart_core.evals.table import Table, of_report
 from rollart_core.resolve import ResolvedRun
@@ -41,6 +40,10 @@ class EvaluationReport:
     cells: tuple[Cell, ...]
     episodes: tuple[Episode, ...] = field(repr=False)
     """All attempts, failed ones too."""
+    made: str
+    """When, in UTC."""
+    model_hash: str | None = None
+    """Of the model's files, where there are any here."""
 
     @property
     def ok(self) -> bool:
@@ -113,11 +116,11 @@ class EvaluationReport:
             own = {"tasks": quota.tasks, "attempts": quota.attempts}
             envs.append(env_facts(self.run, env) | own)
         return {
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "made": self.made,
             "rollart": version("rollart"),
             "model": self.model,
             "served_as": self.run.engine.options.get("model") if self.plan.has_model else None,
-            "model_hash": model_hash(self.model_path),
+            "model_hash": self.model_hash,
             "config_hash": config_hash(record_of(self.run, self.plan)),
             "seed": config.seed,
             "temperature": config.rollout.temperature if self.plan.has_model else None,

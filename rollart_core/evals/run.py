@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -28,6 +29,7 @@ from rollart_core.engine.run_lock import run_lock
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.evals.cells import Cell, cell_of
 from rollart_core.evals.episodes import Episode, EpisodeLog
+from rollart_core.evals.identity import model_hash
 from rollart_core.evals.plan import GREEDY, EvalPlan
 from rollart_core.evals.report import EvaluationReport, write_report
 from rollart_core.resolve import ResolvedRun
@@ -204,6 +206,8 @@ class _Evaluation:
             wall_s=time.perf_counter() - self._began,
             cells=tuple(cells),
             episodes=tuple(episodes),
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+            model_hash=model_hash(self._model_path),
         )
 
     def _cell_of(self, played: _Played, episodes: list[Episode], says: set[str]) -> Cell:

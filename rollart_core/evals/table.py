@@ -17,7 +17,7 @@ from rollart_core.config_load import read_yaml
 from rollart_core.errors import ConfigError
 
 MODEL, TRAINED = "model", "trained"
-_FIRST = ("oracle", "random", "noop")
+_FIRST = ("oracle", "noop", "random")
 _TITLES = {"noop": "no-op"}
 _SAME = ("split", "options", "max_turns", "seed")
 """Facts of an environment that two columns must share to be compared without a note."""
