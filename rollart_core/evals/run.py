@@ -95,7 +95,7 @@ class _Evaluation:
             runtime = InlineRuntime(self._run, self._folder)
             with _interrupts():
                 try:
-                    await self._start(runtime)
+                    await self._start(runtime, log)
                     for column in self._plan.columns:
                         await self._play_column(column, log)
                 finally:
@@ -105,26 +105,29 @@ class _Evaluation:
         write_report(self._folder, report)
         return report
 
-    async def _start(self, runtime: InlineRuntime) -> None:
+    async def _start(self, runtime: InlineRuntime, log: EpisodeLog) -> None:
         self._observer.phase("set up", str(self._folder))
         envs = await runtime.start_envs()
         await self._envs.count_tasks(envs)
-        path = self._model_path
-        engine = await runtime.start_engines(path) if self._plan.has_model else None
-        self._envs.wire(envs, engine, path)
-        await self._envs.open()
         for env in self._run.envs:
             if self._envs.is_agent(env.name):
                 self._lacks[env.name] = OWNS_ITS_LOOP
             elif "oracle" in self._plan.columns and not await self._envs.has_oracle(env, envs):
                 self._lacks[env.name] = NO_ORACLE
+        self._played = [
+            self._cell(column, number, env.name)
+            for column in self._plan.columns
+            for number, env in enumerate(self._run.envs)
+        ]
+        # An evaluation that is gone on with may have nothing left to ask a model.
+        asks = any(_todo(cell, log) for cell in self._played if cell.column not in BASELINES)
+        engine = await runtime.start_engines(self._model_path) if asks else None
+        self._envs.wire(envs, engine, self._model_path)
+        await self._envs.open()
 
     async def _play_column(self, column: str, log: EpisodeLog) -> None:
-        cells = [self._cell(column, number, env.name) for number, env in enumerate(self._run.envs)]
-        self._played += cells
-        todo = [
-            (cell, t) for cell in cells for t in cell.tickets if t.ticket_id not in log.finished
-        ]
+        cells = [cell for cell in self._played if cell.column == column]
+        todo = [(cell, ticket) for cell in cells for ticket in _todo(cell, log)]
         total = sum(len(cell.tickets) for cell in cells)
         before = f", {total - len(todo)} of them before" if len(todo) < total else ""
         self._observer.phase(f"evaluate, {column}", f"{total} episodes{before}")
@@ -232,6 +235,11 @@ class _Progress:
             self._ended, self._wins = self._ended + 1, self._wins + bool(episode.success)
             line = {"episodes": float(self._done), "success": self._wins / self._ended}
             self._observer.progress(self._done / self._total, line)
+
+
+def _todo(cell: _Played, log: EpisodeLog) -> list[Ticket]:
+    """Return the tickets of a cell that have not come to an end."""
+    return [ticket for ticket in cell.tickets if ticket.ticket_id not in log.finished]
 
 
 def _tickets(name: str, tasks: list[Task], attempts: int) -> list[Ticket]:

@@ -79,7 +79,7 @@ def test_baselines_play_a_suite_without_a_model(rollart_eval: Eval, tmp_path: Pa
     assert "\nmodel:" not in config
     assert "\nengine:" not in config
     card = (folder / "card.md").read_text()
-    assert "| `long` | 3 | 100.0% [43.8, 100.0] |" in card
+    assert "| `long` | 3 | 100.0% [43.9, 100.0] |" in card
     assert report["card"]["config_hash"] in card
 
 
