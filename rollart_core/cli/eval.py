@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from rollart_core.cli.progress import display, evaluation_table
 from rollart_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rollart_core.evals.report import EvaluationReport
+    from rollart_core.evals.begin import Asked, Begun
     from rollart_core.evals.table import Table
 
 
@@ -73,68 +72,51 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score models, OpenAI-compatible endpoints and baselines on held-out tasks."""
-    from rollart_core.evals.begin import Asked, begin, go_on
-    from rollart_core.evals.table import Table, read_table
+    from rollart_core.evals.begin import Asked
+    from rollart_core.evals.table import Table, merged, read_table
 
     if as_markdown and as_json:
         raise typer.BadParameter("--markdown and --json: take one of them")
-    given = [*([config] if config else []), *(overrides or [])]
-    is_file = bool(config) and "=" not in str(config)
-    settings = (overrides or []) if is_file else given
+    file = config if config and "=" not in config else None
+    settings = [*([config] if config and not file else []), *(overrides or [])]
     others = [(text, read_table(text)) for text in columns or ()]
-    is_new = is_file or bool(env) or bool(model) or bool(baseline)
-    if resume is not None:
-        if is_new or out is not None or name or tokenizer:
-            raise ConfigError("--resume goes on with what was begun: leave out all but settings")
-        begun = go_on(resume, settings)
-    elif is_new:
-        if not is_file and not (env and (model or baseline)):
-            raise typer.BadParameter("name a config file or a run directory, or --env and --model")
-        file = config if is_file else None
-        asked = Asked(file, settings, env, model, name, tokenizer, baseline or (), out)
-        begun = begin(asked)
-    elif others and not settings:
-        table = Table()
-        _merge(table, others)
-        _show_table(table, as_markdown=as_markdown, as_json=as_json)
+    asked = Asked(file, settings, env, model, name, tokenizer, baseline or (), out, others)
+    begun = _begun(asked, resume)
+    if begun is None:
+        _show_table(merged(Table(), others), as_markdown=as_markdown, as_json=as_json)
         return
-    else:
-        raise typer.BadParameter("name a config file or a run directory, or --env and --model")
 
     from rollart_core.evals.run import run_evaluation
 
     console = Console(stderr=True) if as_json or as_markdown else stdout_console()
     with display(console) as observer:
         report = run_evaluation(begun.run, begun.plan, begun.folder, observer=observer)
-    _show(report, others, console, as_markdown=as_markdown, as_json=as_json)
-    if not report.ok:
-        for fault in report.faults:
-            typer.echo(f"Error: {fault}", err=True)
-        raise typer.Exit(1)
-
-
-def _show(
-    report: EvaluationReport,
-    others: Sequence[tuple[str, Table]],
-    console: Console,
-    *,
-    as_markdown: bool,
-    as_json: bool,
-) -> None:
-    plain = report.as_dict()
-    table = report.table()
-    _merge(table, others)
+    plain, table = report.as_dict(), merged(report.table(), others)
     if as_json:
-        print_json(plain)
+        print_json(plain | ({"table": table.as_dict()} if others else {}))
     elif as_markdown:
         _show_table(table, as_markdown=True, as_json=False)
     else:
         console.print(evaluation_table(plain, table))
+    for fault in report.faults:
+        typer.echo(f"Error: {fault}", err=True)
+    if not report.ok:
+        raise typer.Exit(1)
 
 
-def _merge(table: Table, others: Sequence[tuple[str, Table]]) -> None:
-    for text, other in others:
-        table.add(other, text.partition("=")[2] or text)
+def _begun(asked: Asked, resume: Path | None) -> Begun | None:
+    """Return the evaluation to play; None when other reports are to be shown, and no more."""
+    from rollart_core.evals.begin import begin, go_on
+
+    if resume is not None:
+        if asked.begins_anew:
+            raise ConfigError("--resume goes on with what was begun: leave out all but settings")
+        return go_on(resume, asked.settings)
+    if asked.config or (asked.env and (asked.model or asked.baselines)):
+        return begin(asked)
+    if asked.beside and not asked.begins_anew and not asked.settings:
+        return None
+    raise typer.BadParameter("name a config file or a run directory, or --env and --model")
 
 
 def _show_table(table: Table, *, as_markdown: bool, as_json: bool) -> None:

@@ -15,8 +15,10 @@ from rollart_core.config_load import apply_override, dump_yaml, load_mapping, re
 from rollart_core.engine.run_dir import new_run_dir
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
+from rollart_core.evals.identity import env_facts
 from rollart_core.evals.plan import EvalPlan
 from rollart_core.evals.suite import Suite, is_suite, read_suite
+from rollart_core.evals.table import Table, merged
 from rollart_core.evals.walls import left_out
 from rollart_core.resolve import ResolvedRun, resolve_run
 
@@ -45,6 +47,14 @@ class Asked:
     tokenizer: str | None = None
     baselines: Sequence[str] = ()
     out: Path | None = None
+    beside: Sequence[tuple[str, Table]] = ()
+    """Columns of other reports, and what the command line calls each."""
+
+    @property
+    def begins_anew(self) -> bool:
+        """True when anything but settings was given."""
+        given = (self.config, self.env, self.model, self.name, self.tokenizer, self.out)
+        return any(given) or bool(self.baselines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ def begin(asked: Asked) -> Begun:
     plan = (
         plans.plan_of_suite(suite, columns, missing) if suite else plans.plan_of_run(run, columns)
     )
+    merged(_blank(run, plan), asked.beside)  # what cannot stand together is told now
     folder = _folder(asked.out, run)
     config = dump_yaml(plans.record_of(run, plan))
     (folder / "config.yaml").write_text(config, encoding="utf-8")
@@ -199,6 +210,13 @@ def _resolved(
     mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
     config = load_mapping(mapping, Path(source), keys)
     return resolve_run(config, source=source, trains=False, generates=has_model)
+
+
+def _blank(run: ResolvedRun, plan: EvalPlan) -> Table:
+    """Return the table that an evaluation will fill."""
+    envs = {env.name: env_facts(run, env) for env in run.envs}
+    places = ((name, column) for name in envs for column in plan.columns)
+    return Table(dict(envs), {place: {} for place in places})
 
 
 def _folder(out: Path | None, run: ResolvedRun) -> Path:

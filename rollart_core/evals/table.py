@@ -87,6 +87,17 @@ class Table:
             self.notes.append(f"`{row}`: {Path(source).name} has other tasks: {said}")
 
 
+def merged(table: Table, others: Sequence[tuple[str, Table]]) -> Table:
+    """Return a table with the columns of others, each with what the command line calls it.
+
+    Raises:
+        ConfigError: When two would share a place.
+    """
+    for given, other in others:
+        table.add(other, str(_parted(given)[1]))
+    return table
+
+
 def of_report(report: Json, label: str | None = None) -> Table:
     """Return the table of an evaluation's report.
 

@@ -233,6 +233,17 @@ def test_mistakes_are_one_line_and_start_nothing(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "suite.yaml"]
 
 
+def test_columns_that_cannot_stand_together_are_told_before_anything_is_played(
+    rollart_eval: Eval,
+) -> None:
+    asked = ("--env", FAKE, "--baseline", "noop", "evaluation.tasks=2")
+    assert rollart_eval(*asked, "--out", "a")[0] == 0
+    code, _, err = rollart_eval(*asked, "--out", "b", "--with", "a")
+    assert (code, "has a column 'noop'" in err, Path("b").exists()) == (1, True, False)
+    code, out, _ = rollart_eval("--with", "a", "--json")
+    assert (code, json.loads(out)["columns"]) == (0, ["noop"])
+
+
 def test_what_decides_about_figures_cannot_change_in_the_middle(rollart_eval: Eval) -> None:
     asked = ("--env", FAKE, "--baseline", "noop", "evaluation.tasks=2", "--out", "e")
     assert rollart_eval(*asked)[0] == 0
