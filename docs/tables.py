@@ -23,6 +23,7 @@ from rollart_core.boxes.options import PoolOptions
 from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
 from rollart_core.contracts.spec import PluginSpec
+from rollart_core.evals.suite import Suite, SuiteEnv
 from rollart_core.isolation.config import Isolation
 from rollart_core.plugins import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
@@ -40,6 +41,7 @@ PAGES = (
     "docs/serverless.md",
     "docs/isolation.md",
     "docs/swe.md",
+    "docs/evaluation.md",
 )
 FOLDERS = (
     "rollart_core",
@@ -64,6 +66,8 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
     for name, model in plugin_models().items():
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
+    for model in (Suite, SuiteEnv):
+        tables[f"evals.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
     tables["isolation"] = lambda: _fields(fields_of(Isolation))
     tables["boxes.pool"] = lambda: _fields(fields_of(PoolOptions))
     tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))

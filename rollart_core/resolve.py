@@ -180,6 +180,7 @@ def resolve_run(
     source: str = "config",
     import_classes: bool = False,
     trains: bool = True,
+    generates: bool = True,
 ) -> ResolvedRun:
     """Find every plugin and check every option.
 
@@ -189,6 +190,7 @@ def resolve_run(
         import_classes: Also import every plugin's class in this process (``--dry-run`` does);
             without it only modules that do not exist at all are found missing.
         trains: False: the model is only evaluated.
+        generates: False: no model plays at all, and engine and model are not asked for.
 
     Raises:
         ConfigError: With a line for each problem.
@@ -211,7 +213,8 @@ def resolve_run(
         problems.append(Problem(("teacher", "engine"), message))
     envs = resolve_envs(config, find, reward)
     scoring = _scoring(config, find, [env.reward for env in envs])
-    problems += _engine_problems(config, engine, trains)
+    if generates:
+        problems += _engine_problems(config, engine, trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:

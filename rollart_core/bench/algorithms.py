@@ -23,11 +23,11 @@ from typing import Any, cast
 from rollart_core import registry
 from rollart_core.bench import bandit
 from rollart_core.bench.bandit import Learned
-from rollart_core.bench.learn import smoothed
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.algorithm import AlgorithmSpec
-from rollart_core.errors import RollartError, UserError
+from rollart_core.errors import RollartError
 from rollart_core.plugins import plugins
+from rollart_core.view.pictures import new_figure, save, smoothed
 
 ENV: Mapping[str, object] = {"arms": 2, "turns": 2}
 MARK = 0.9
@@ -189,14 +189,10 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     Raises:
         UserError: When matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        text = "bench algorithms draws with matplotlib: pip install 'rollart[bench]'"
-        raise UserError(text) from e
     num_columns = min(NUM_COLUMNS, len(outcomes))
     num_rows = math.ceil(len(outcomes) / num_columns)
-    figure = Figure(figsize=(2.6 * num_columns + 0.6, 1.9 * num_rows + 0.6), layout="constrained")
+    size = (2.6 * num_columns + 0.6, 1.9 * num_rows + 0.6)
+    figure = new_figure("bench algorithms", "bench", figsize=size, layout="constrained")
     grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
     panels = list(grid.flat)
     for axes, outcome in zip(panels, outcomes, strict=False):
@@ -205,8 +201,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
         axes.set_axis_off()
     figure.supxlabel("batch", fontsize="small")
     figure.supylabel("success; points: held-out tasks", fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save(figure, path, dpi=100)
 
 
 def _panel(axes: Any, outcome: Outcome) -> None:

@@ -27,9 +27,9 @@ from typing import Any
 
 from rollart_core.bench import bandit
 from rollart_core.bench.bandit import Learned
-from rollart_core.bench.learn import smoothed
+from rollart_core.bench.learn import SMOOTHED_OVER
 from rollart_core.bench.rows import machine, row, tell
-from rollart_core.errors import UserError
+from rollart_core.view.pictures import new_figure, save, smoothed
 
 BEST_FAILS, OTHERS_FAIL = 0.4, 0.1
 DECOY = 0.8
@@ -197,11 +197,7 @@ def draw(got: Mapping[str, Sequence[Learned]], path: Path) -> None:
     Raises:
         UserError: When matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise UserError("bench failures draws with matplotlib: pip install 'rollart[bench]'") from e
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = new_figure("bench failures", "bench", figsize=(10, 4.5), layout="constrained")
     chosen, trained = figure.subplots(1, 2, sharey=True)
     for name, runs in got.items():
         _band(chosen, name, [policy_curve(name, r.success) for r in runs])
@@ -217,13 +213,12 @@ def draw(got: Mapping[str, Sequence[Learned]], path: Path) -> None:
         axes.set_xlabel("batch")
     names, lines = chosen.get_legend_handles_labels()[::-1]
     figure.legend(lines, names, loc="outside lower center", ncols=len(got), fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save(figure, path, dpi=100)
 
 
 def _band(axes: Any, name: str, curves: Sequence[Sequence[float]]) -> None:
     """Draw the mean over seeds, and between the least and the most of them."""
-    even = [smoothed(c) for c in curves]
+    even = [smoothed(c, SMOOTHED_OVER) for c in curves]
     by_batch = list(zip(*even, strict=False))
     x = range(1, len(by_batch) + 1)
     # Another line may lie right on it.

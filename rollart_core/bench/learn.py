@@ -17,9 +17,9 @@ from typing import Any
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config_load import load_config
 from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.errors import UserError
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.view.pictures import new_figure, save, smoothed
 
 MARK = 0.85
 """Sampled success after RL, from about 0.37 before: ROLL's published curve."""
@@ -171,14 +171,11 @@ def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None)
     Raises:
         UserError: When matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise UserError("bench learn draws with matplotlib: pip install 'rollart[bench]'") from e
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure("bench learn", "bench", figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for curve in curves:
-        (line,) = axes.plot(curve.wall_s, smoothed(curve.success), label=f"seed {curve.seed}")
+        success = smoothed(curve.success, SMOOTHED_OVER)
+        (line,) = axes.plot(curve.wall_s, success, label=f"seed {curve.seed}")
         ends = (0.0, curve.report["train_wall_s"])
         for x, kind in zip(ends, ("success_before", "success_after"), strict=True):
             if estimate := curve.report[kind]:
@@ -194,14 +191,7 @@ def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None)
         ylim=(0, 1),
     )
     axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
-    """Return the mean of up to ``over`` neighbours at each place (fewer at the ends)."""
-    half = over // 2
-    return [fmean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    save(figure, path)
 
 
 def _find(name: str) -> Path:

@@ -35,7 +35,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         f"{_HERE}.eval:evaluate",
-        "Score a model, or any OpenAI-compatible endpoint, on held-out tasks.",
+        "Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
         "rollart eval --env webshop --model http://127.0.0.1:8000/v1 evaluation.tasks=50",
     ),
     "list": Command(
@@ -82,6 +82,16 @@ COMMANDS: dict[str, Command] = {
         f"{_HERE}.audit:audit",
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
+    ),
+    "plot": Command(
+        f"{_HERE}.plot:plot",
+        "Draw the course of runs: reward, success, staleness, tokens a second, loss.",
+        "rollart plot runs/hello-20260101-120000 --out hello.svg",
+    ),
+    "export": Command(
+        f"{_HERE}.export:export",
+        "Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
+        "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
     ),
     "scale": Command(
         f"{_HERE}.scale:scale",

@@ -1,26 +1,26 @@
-"""``rollart eval``: score a model, or any OpenAI-compatible endpoint, on held-out tasks."""
+"""``rollart eval``: score models, endpoints and baselines on held-out tasks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from rollart_core.cli.output import print_json, stdout_console
 from rollart_core.cli.progress import display, evaluation_table
-from rollart_core.config_load import apply_override, load_mapping, read_yaml
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import resolve_run
 
-_URLS = ("http://", "https://")
+if TYPE_CHECKING:
+    from rollart_core.evals.begin import Asked, Begun
+    from rollart_core.evals.table import Table
 
 
 def evaluate(
     config: Annotated[
         str | None,
-        typer.Argument(help="A config file, or a run directory.", show_default=False),
+        typer.Argument(help="A config file, a suite, or a run directory.", show_default=False),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -46,82 +46,87 @@ def evaluate(
             help="The served model's own: the server is then asked in tokens (vLLM), not in text.",
         ),
     ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option("--baseline", metavar="B", help="oracle, noop or random; may be repeated."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="[LABEL=]DIR",
+            help="Add columns of a finished run or evaluation to the table; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The evaluation's folder.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with an evaluation.")
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
     ] = False,
 ) -> None:
-    """Score a model, or any OpenAI-compatible endpoint, on held-out tasks."""
-    mapping, source, settings = _begun(config, overrides or [], has_all=bool(env and model))
-    if env:
-        mapping["env"] = env
-    if model:
-        _set_model(mapping, model, tokenizer)
-    elif tokenizer:
-        raise ConfigError("--tokenizer goes with --model URL")
-    if name is not None:
-        apply_override(mapping, f"engine.model={name}")
-    keys = [apply_override(mapping, setting) for setting in settings]
-    mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
-    run = resolve_run(load_mapping(mapping, Path(source), keys), source=source, trains=False)
+    """Score models, OpenAI-compatible endpoints and baselines on held-out tasks."""
+    from rollart_core.evals.begin import Asked
+    from rollart_core.evals.table import Table, merged, read_table
 
-    from rollart_core.runtime.evaluation import run_evaluation
+    if as_markdown and as_json:
+        raise typer.BadParameter("--markdown and --json: take one of them")
+    file = config if config and "=" not in config else None
+    settings = [*([config] if config and not file else []), *(overrides or [])]
+    others = [(text, read_table(text)) for text in columns or ()]
+    asked = Asked(file, settings, env, model, name, tokenizer, baseline or (), out, others)
+    begun = _begun(asked, resume)
+    if begun is None:
+        _show_table(merged(Table(), others), as_markdown=as_markdown, as_json=as_json)
+        return
 
-    console = Console(stderr=True) if as_json else stdout_console()
+    from rollart_core.evals.run import run_evaluation
+
+    console = Console(stderr=True) if as_json or as_markdown else stdout_console()
     with display(console) as observer:
-        report = run_evaluation(run, observer=observer)
+        report = run_evaluation(begun.run, begun.plan, begun.folder, observer=observer)
+    plain, table = report.as_dict(), merged(report.table(), others)
     if as_json:
-        print_json(report.as_dict())
+        print_json(plain | ({"table": table.as_dict()} if others else {}))
+    elif as_markdown:
+        _show_table(table, as_markdown=True, as_json=False)
     else:
-        console.print(evaluation_table(report.as_dict()))
+        console.print(evaluation_table(plain, table))
+    for fault in report.faults:
+        typer.echo(f"Error: {fault}", err=True)
     if not report.ok:
-        typer.echo(f"Error: every episode failed; most often: {report.why_failed}", err=True)
         raise typer.Exit(1)
 
 
-def _begun(
-    config: str | None, overrides: list[str], *, has_all: bool
-) -> tuple[dict[str, Any], str, list[str]]:
-    """Return a mapping to begin with, where it is from, and the settings that come on top."""
-    if config and "=" not in config:
-        return _from_file(Path(config)), config, overrides
-    if not has_all:
-        raise typer.BadParameter("name a config file or a run directory, or --env and --model")
-    return {"name": "eval"}, "command line", [*([config] if config else []), *overrides]
+def _begun(asked: Asked, resume: Path | None) -> Begun | None:
+    """Return the evaluation to play; None when other reports are to be shown, and no more."""
+    from rollart_core.evals.begin import begin, go_on
+
+    if resume is not None:
+        if asked.begins_anew:
+            raise ConfigError("--resume goes on with what was begun: leave out all but settings")
+        return go_on(resume, asked.settings)
+    if asked.config or (asked.env and (asked.model or asked.baselines)):
+        return begin(asked)
+    if asked.beside and not asked.begins_anew and not asked.settings:
+        return None
+    raise typer.BadParameter("name a config file or a run directory, or --env and --model")
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    """Return a config, or that of a run with the model it trained."""
-    if not path.is_dir():
-        mapping = read_yaml(path)
+def _show_table(table: Table, *, as_markdown: bool, as_json: bool) -> None:
+    from rollart_core.evals.table import markdown
+
+    if as_json:
+        print_json(table.as_dict())
+    elif as_markdown:
+        typer.echo(markdown(table))
     else:
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(f"{path}: that is no run directory (it has no config.yaml)")
-        mapping = read_yaml(path / "config.yaml")
-        trained = path / "model-trained"
-        if trained.is_dir():
-            _set_model(mapping, str(trained), None)
-    mapping["runtime"] = _on_this_machine(mapping.get("runtime"))
-    return mapping
+        from rollart_core.cli.progress import matrix
 
-
-def _on_this_machine(runtime: object) -> object:
-    """Return the runtime of an evaluation: one trainer's ranks are none of its business."""
-    if isinstance(runtime, dict) and runtime.get("kind", "inline") == "inline":
-        return runtime
-    return {"kind": "inline"}
-
-
-def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> None:
-    """Have the mapping score this model: files by the engine there is, a URL by ``openai``."""
-    if not model.startswith(_URLS):
-        if tokenizer is not None:
-            raise ConfigError("--tokenizer goes with --model URL: a model in files has its own")
-        before: object = mapping.get("model")
-        had = before if isinstance(before, dict) else {}
-        kept = {key: had[key] for key in ("dtype", "device") if key in had}
-        mapping["model"] = {"path": model, **kept}
-        return
-    mapping["model"] = {"path": tokenizer} if tokenizer else {"kind": "remote"}
-    mapping["engine"] = {"id": "openai", "base_url": model}
-    if not tokenizer and isinstance(mapping.get("rollout"), dict):
-        mapping["rollout"].pop("max_context_tokens", None)
+        stdout_console().print(matrix(table))

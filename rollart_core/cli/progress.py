@@ -9,11 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.table import Column
+from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from rollart_core.evals.table import Table
 
 PLAIN_EVERY_S = 5.0
 _BAR_WIDTH = 30
@@ -141,7 +145,7 @@ def _number(value: float | str) -> str:
 
 def report_table(report: Mapping[str, object]) -> Group:
     """Return what a run came to, from ``RunReport.as_dict()``."""
-    held_out = Table(title="Held-out tasks", title_justify="left", title_style="bold")
+    held_out = RichTable(title="Held-out tasks", title_justify="left", title_style="bold")
     for column in ("", "before", "after"):
         held_out.add_column(column)
     for label, pick in _ESTIMATES.items():
@@ -152,35 +156,47 @@ def report_table(report: Mapping[str, object]) -> Group:
         cells = [of_it.get(f"success_{when}") for when in ("before", "after")]
         if any(cells):
             held_out.add_row(f"success, {name}", *(_interval(c, "success") for c in cells))
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in _facts(report):
         facts.add_row(name, value)
     return Group(held_out, facts) if held_out.row_count else Group(facts)
 
 
-def evaluation_table(report: Mapping[str, object]) -> Group:
-    """Return what a model is worth, from ``EvaluationReport.as_dict()``."""
-    held_out = Table(title="Held-out tasks", title_justify="left", title_style="bold")
-    greedy = _mapping(report.get("greedy"))
-    for column in ("", "sampled", *(["greedy"] if greedy else [])):
-        held_out.add_column(column)
-    rows = [("", report, greedy)]
-    rows += [(f", {name}", _mapping(one), {}) for name, one in _mapping(report["envs"]).items()]
-    for ending, sampled, other in rows:
-        for what in ("success", "score"):
-            cells = [sampled.get(what), *([other.get(what)] if greedy else [])]
-            held_out.add_row(f"{what}{ending}", *(_interval(c, what) for c in cells))
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    failures, tokens = _mapping(report["failures"]), _mapping(report["tokens"])
+def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
+    """Return what an evaluation came to, from ``EvaluationReport.as_dict()``, and its table."""
+    figures = RichTable(title="All figures", title_justify="left", title_style="bold")
+    for column in ("environment", "player", "success", "score", "pass@k", "failed"):
+        figures.add_column(column, overflow="fold")
+    for cell in report["cells"]:
+        passes = (f"@{k} {e['mean']:.1%}" for k, e in cell["pass_at"].items() if e["n"])
+        intervals = [_interval(cell[what], what) for what in ("success", "score")]
+        shown = (*intervals, " ".join(passes) or "-", str(cell["failed"]))
+        figures.add_row(cell["env"], cell["column"], *shown)
+    facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+    failures, tokens = report["failures"], report["tokens"]
     spelled = ", ".join(f"{k} {v}" for k, v in failures.items())
     why = f" (most often: {report['why_failed']})" if spelled else ""
-    facts.add_row("model", str(report["model"]))
-    facts.add_row("turns, truncated", f"{_float(report['mean_turns']):.3g}, {report['truncated']}")
+    facts.add_row("model", str(report["model"] or "none"))
+    turns = _number(_float(report["mean_turns"]))
+    facts.add_row("turns, truncated", f"{turns}, {report['truncated']}")
     facts.add_row("tokens", ", ".join(f"{v:,} {k}" for k, v in tokens.items()))
     facts.add_row("failed attempts", f"{spelled or 'none'}{why}")
     facts.add_row("time", f"{_float(report['wall_s']):,.1f} s")
-    facts.add_row("run directory", str(report["run_dir"]))
-    return Group(held_out, facts)
+    facts.add_row("folder", str(report["run_dir"]))
+    return Group(matrix(table), figures, facts)
+
+
+def matrix(table: Table) -> Group:
+    """Return a table of environments and players, and what must be said of it."""
+    from rollart_core.evals.table import notes, rows, titles
+
+    columns = table.columns
+    shown = RichTable(title="Success on held-out tasks", title_justify="left", title_style="bold")
+    for title in titles(columns):
+        shown.add_column(title, overflow="fold")
+    for row in rows(table, columns):
+        shown.add_row(row[0].strip("`"), *row[1:])
+    return Group(shown, *(f"- {note}" for note in notes(table, columns)))
 
 
 def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:

@@ -89,6 +89,11 @@ class EnvEpisode:
         action: str | None = await self._call("oracle", timeout_s=self._timeouts.step_s)
         return action
 
+    async def random_action(self, key: int) -> str:
+        """Return what a player does who draws, by ``key``, among what is offered."""
+        action: str = await self._call("random_action", key, timeout_s=self._timeouts.step_s)
+        return action
+
     async def prepare(self, env: EnvRef, ticket: Ticket) -> AgentStart:
         """Begin the ticket's task, of an agent."""
         self.is_agent = True

@@ -19,6 +19,7 @@ from typing import Any, Final
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.rollout.agent_host import AgentHost
+from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.tools.tool_set import checked_tools
@@ -73,6 +74,8 @@ class _Seat:
     key: str
     agent: AgentHost | None = None
     """Where an agent task runs; None for an environment that is stepped."""
+    shown: tuple[Observation, Mapping[str, Any]] = ("", {})
+    """What it answered last, for players that are not a model; the tools stay in the info."""
 
 
 class EnvWorker:
@@ -117,6 +120,7 @@ class EnvWorker:
                     raise TypeError("reset must return (observation, info)")
                 first = self._observed(answer[0], 0.0, (False, False), answer[1])
                 tools = answer[1].get("tools")
+                seat.shown = first.observation, answer[1]
                 return replace(first, tools=checked_tools(tools)) if tools else first
 
     async def step(self, episode_id: str, action: str, *, timeout_s: float) -> Observed:
@@ -137,7 +141,9 @@ class EnvWorker:
                         "step must return (observation, reward, terminated, truncated, info)"
                     )
                 observation, reward, terminated, truncated, info = answer
-                return self._observed(observation, reward, (terminated, truncated), info)
+                observed = self._observed(observation, reward, (terminated, truncated), info)
+                seat.shown = observed.observation, _with_tools(info, seat.shown[1])
+                return observed
 
     async def oracle(self, episode_id: str, *, timeout_s: float) -> str | None:
         """Return the expert's next action in an episode; None when it has none.
@@ -155,6 +161,26 @@ class EnvWorker:
                     raise TypeError(f"{type(seat.env).__name__} has no oracle() to learn from")
                 action = await self._threads.run(lambda: seat.env.oracle())
                 return None if action is None else str(action)
+
+    async def random_action(self, episode_id: str, key: int, *, timeout_s: float) -> str:
+        """Return what a player does who draws among what is offered; see ``random_player``.
+
+        Raises:
+            EnvironmentFailure: When what is offered cannot be drawn from.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        seat = self._seats.get(episode_id)
+        if seat is None:
+            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.random_action")
+        async with TimeLimit("env.random_action", timeout_s):
+            with boundary(EnvironmentFailure, "env.random_action"):
+                return drawn_action(seat.env, *seat.shown, key)
+
+    async def has_oracle(self, env: EnvRef) -> bool:
+        """Return whether an environment has an expert."""
+        seat = await self._seat(env)
+        self._idle.setdefault(seat.key, []).append(seat)
+        return callable(getattr(seat.env, "oracle", None))
 
     async def prepare(
         self,
@@ -311,6 +337,12 @@ class EnvWorker:
             cut_chars=cut,
             context=_context(context) if context else {},
         )
+
+
+def _with_tools(info: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an info with the tools of the episode, which only that of the reset has."""
+    tools = before.get("tools")
+    return {**info, "tools": tools} if tools else info
 
 
 def _result(result: AgentResult) -> AgentResult:

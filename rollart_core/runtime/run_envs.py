@@ -18,6 +18,7 @@ from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interle
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedEnv, ResolvedRun
+from rollart_core.rollout.baseline import Baseline, BaselineName, NobodyGenerates
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
@@ -95,20 +96,46 @@ class RunEnvs:
             lists.append(held_out_tasks(env.name, split, share, seed, num_tasks=num_tasks))
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
-    def wire(self, workers: EnvPool, engine: Generator, model_path: str) -> None:
-        """Make what episodes of each environment are made of."""
-        new_conversation, stop_token_ids = self._talk(model_path)
-        if self._agent_names:
+    def held_out(self, name: str, n: int) -> list[Task]:
+        """Return up to ``n`` held-out tasks of an environment: always the same, none twice."""
+        env = next(env for env in self._envs if env.name == name)
+        split = env.evaluation_split
+        num_tasks = self._num_tasks[name, split]
+        n = n if num_tasks is None else min(n, num_tasks)
+        return held_out_tasks(name, split, n, self._run.config.seed, num_tasks=num_tasks)
+
+    async def has_oracle(self, env: ResolvedEnv, workers: EnvPool) -> bool:
+        """Return whether an environment has an expert."""
+        found: bool = await workers.call("has_oracle", env_ref(env))
+        return found
+
+    def is_agent(self, name: str) -> bool:
+        """Return whether an environment owns its loop; known once tasks are counted."""
+        return name in self._agent_names
+
+    def wire(self, workers: EnvPool, engine: Generator | None, model_path: str) -> None:
+        """Make what episodes of each environment are made of.
+
+        Args:
+            workers: Where they run.
+            engine: What generates; None: nothing does, and only baselines can play.
+            model_path: Whose tokenizer is spoken in.
+        """
+        talk = self._talk(model_path) if engine else (TextConversation, ())
+        new_conversation, stop_token_ids = talk
+        if self._agent_names and engine:
             self._agents = RunAgents(self._run.config, workers, engine, model_path)
         for env in self._envs:
             score = self.scoring.scorer(env.reward)
-            if self._agents and env.name in self._agent_names:
+            if env.name in self._agent_names:
+                if self._agents is None:
+                    continue
                 self._agents.add(env, env_ref(env), self._limits(env), score)
                 continue
             self._parts[env.name] = EpisodeParts(
                 env=env_ref(env),
                 envs=workers,
-                engine=engine,
+                engine=engine or NobodyGenerates(),
                 new_conversation=new_conversation,
                 score=score,
                 stop_token_ids=stop_token_ids,
@@ -165,6 +192,17 @@ class RunEnvs:
         return await run_episode(
             ticket, start_version, replace(parts, expert=expert), on_cancel=on_cancel
         )
+
+    async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
+        """Have a baseline execute a ticket, in an environment that steps."""
+        parts = replace(
+            self._parts[ticket.task.env_id],
+            engine=NobodyGenerates(),
+            new_conversation=TextConversation,
+            stop_token_ids=(),
+            expert=Baseline(name),
+        )
+        return await run_episode(ticket, 0, parts)
 
     def _talk(self, model_path: str) -> tuple[Callable[[], Talk], tuple[int, ...]]:
         """Return how conversations begin, and the tokens that end a turn of the policy."""

@@ -8,13 +8,13 @@ an answer.
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
 
 from rollart_core.contracts.env import EnvSpec, TextEnv
+from rollart_core.rollout.random_player import random_words
 from rollart_core.testing.answers import Step, checked_reset, checked_step, text_of
 from rollart_core.testing.results import SkipCheck, expect
 
@@ -34,7 +34,6 @@ GARBAGE = (
 MAX_TURNS = 200
 """Turns after which an episode of the expert is given up."""
 _NEVER_SAID = EnvSpec(id="unregistered/Env-v0", entry_point="unregistered:Env")
-_TEMPLATE = re.compile(r"<[^<>]*>")
 
 
 class Watch:
@@ -254,13 +253,6 @@ def random_policy(key: object) -> Policy:
     rng = random.Random(f"random policy/{key}")
 
     def act(player: Player, step: Step, turn: int) -> str:
-        words = text_of(step.observation).split() or ["ok"]
-        offered = step.info.get("available_actions")
-        if offered:
-            return _TEMPLATE.sub(lambda _: rng.choice(words), str(rng.choice(list(offered))))
-        if rng.random() < 0.5:
-            return rng.choice(words).strip(".,:;!?'\"()")
-        letters = "abcdefghijklmnopqrstuvwxyz" if rng.random() < 0.5 else "0123456789"
-        return "".join(rng.choices(letters, k=rng.randint(1, 3 if letters[0] == "0" else 8)))
+        return random_words(rng, text_of(step.observation), step.info.get("available_actions"))
 
     return act

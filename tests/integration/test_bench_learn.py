@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rollart_core.bench import learn
+from rollart_core.view.pictures import smoothed
 
 pytest.importorskip("matplotlib", reason="matplotlib is in rollart[bench]")
 
@@ -35,8 +36,8 @@ def test_a_run_without_its_end_meets_no_mark():
 
 
 def test_smoothing_takes_neighbours_and_fewer_at_the_ends():
-    assert learn.smoothed([1, 2, 6, 7], over=3) == [1.5, 3, 5, 6.5]
-    assert learn.smoothed([], over=3) == []
+    assert smoothed([1, 2, 6, 7], over=3) == [1.5, 3, 5, 6.5]
+    assert smoothed([], over=3) == []
 
 
 def test_options_become_overrides():

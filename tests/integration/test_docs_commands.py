@@ -13,6 +13,8 @@ import pytest
 import typer
 
 from rollart_core.cli import COMMANDS, build_app, main
+from rollart_core.config_load import read_yaml
+from rollart_core.evals.suite import is_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -72,7 +74,8 @@ def runs() -> list[str]:
     """Return the shown command lines that run a config, and each example by itself."""
     started = [line for line in shown(WALKED) if line.startswith("run ") and "--resume" not in line]
     started = [line for line in started if not line.startswith(SCAFFOLDED)]
-    examples = {f"run examples/{path.name}" for path in ROOT.glob("examples/*.yaml")}
+    configs = (path for path in ROOT.glob("examples/*.yaml") if not is_suite(read_yaml(path)))
+    examples = {f"run examples/{path.name}" for path in configs}
     return sorted({*started, *examples})
 
 

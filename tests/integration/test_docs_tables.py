@@ -20,6 +20,7 @@ PAGES = (
     "docs/serverless.md",
     "docs/isolation.md",
     "docs/swe.md",
+    "docs/evaluation.md",
 )
 
 

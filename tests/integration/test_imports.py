@@ -55,7 +55,7 @@ ROOMS = (
     ),
     ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),
-    ("testing", "bench", "view", "check", "scaffold", "community", "cli"),
+    ("testing", "bench", "view", "evals", "check", "scaffold", "community", "cli"),
 )
 """A room imports from its own row and the rows above it."""
 

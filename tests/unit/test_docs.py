@@ -37,3 +37,14 @@ def test_commands_shown_in_the_documents_exist(repo_root: Path) -> None:
         text = page.read_text(encoding="utf-8")
         shown = re.findall(r"(?:^|`|\$ )\s*rollart ([a-z][a-z-]*)\b", text, flags=re.MULTILINE)
         assert set(shown) <= {*COMMANDS, *plugins().registered("commands")}, page.name
+
+
+def test_the_table_of_baselines_has_a_row_for_every_built_in_environment(repo_root: Path) -> None:
+    text = (repo_root / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- baselines -->")[2].partition("<!-- end -->")[0]
+    head, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert head == "| environment | tasks | oracle | no-op | random | trained |"
+    known = plugins().registered("environments").values()
+    ours = {r.spec.id for r in known if r.plugin.distribution == "rollart"}
+    assert {row.split("`")[1] for row in rows} == ours
+    assert all(row.count("|") == head.count("|") for row in rows)

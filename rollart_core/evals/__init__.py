@@ -1,0 +1,1 @@
+"""Evaluations: suites of environments, models beside baselines, and a card of what came out."""

@@ -1,0 +1,135 @@
+"""The cells of an evaluation's table: one environment, one player, what came of it.
+
+Takes: episodes. Gives: :class:`Cell` records and a summary over several environments. Never: counts
+a failed episode as one that was not solved, or shows 0 where nothing was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollart_core.engine.evaluate import Estimate
+from rollart_core.evals.episodes import Episode
+from rollart_core.evals.estimates import clustered_mean, clustered_share, pass_estimates
+
+SAYS_NOTHING = "the environment does not say what success is"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one player reached in one environment."""
+
+    env: str
+    column: str
+    num_tasks: int = 0
+    """Of which an episode came to an end."""
+    num_attempts: int = 0
+    """That each task was given."""
+    success: Estimate | None = None
+    """Clustered by task; None when nothing was measured."""
+    score: Estimate | None = None
+    pass_at: Mapping[int, Estimate] = field(default_factory=dict)
+    """By k, over tasks."""
+    num_episodes: int = 0
+    """That came to an end."""
+    num_failed: int = 0
+    """That did not, in spite of retries; no part of any estimate."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> attempts that failed; most were made again."""
+    num_truncated: int = 0
+    mean_turns: float | None = None
+    mean_loss_tokens: float | None = None
+    why: str = ""
+    """Why there is no success, or no figure at all."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain JSON."""
+        return {
+            "env": self.env,
+            "column": self.column,
+            "tasks": self.num_tasks,
+            "attempts_per_task": self.num_attempts,
+            "success": plain_estimate(self.success),
+            "score": plain_estimate(self.score),
+            "pass_at": {str(k): plain_estimate(e) for k, e in self.pass_at.items()},
+            "episodes": self.num_episodes,
+            "failed": self.num_failed,
+            "failures": dict(self.failures),
+            "truncated": self.num_truncated,
+            "mean_turns": self.mean_turns,
+            "mean_loss_tokens": self.mean_loss_tokens,
+            "why": self.why,
+        }
+
+
+def cell_of(
+    env: str, column: str, episodes: Sequence[Episode], num_attempts: int, *, says_success: bool
+) -> Cell:
+    """Return what the episodes of one player in one environment, or several, come to.
+
+    Args:
+        env: The environment's name.
+        column: The player.
+        episodes: All attempts, failed ones too.
+        num_attempts: That each task was given.
+        says_success: Whether the environment ever says ``success``: then an episode that does not
+            was none.
+    """
+    good = [e for e in episodes if not e.failed]
+    failed = [e for e in episodes if e.failed]
+    ended = {e.ticket for e in good}
+    wins = _by_task(good, lambda e: float(bool(e.success)))
+    scores = _by_task(good, lambda e: e.score or 0.0)
+    measured = says_success and bool(good)
+    return Cell(
+        env=env,
+        column=column,
+        num_tasks=len(scores),
+        num_attempts=num_attempts,
+        success=clustered_share(wins) if measured else None,
+        score=clustered_mean(scores) if good else None,
+        pass_at=pass_estimates(wins, num_attempts) if measured else {},
+        num_episodes=len(good),
+        num_failed=len({e.ticket for e in failed} - ended),
+        failures=dict(Counter(str(e.failure) for e in failed)),
+        num_truncated=sum(e.status == "truncated" for e in good),
+        mean_turns=_mean([float(e.num_turns) for e in good]),
+        mean_loss_tokens=_mean([float(e.num_loss_tokens) for e in good]),
+        why=_why(good, failed, says_success=says_success),
+    )
+
+
+def commonest_failure(episodes: Iterable[Episode]) -> str:
+    """Return what failed attempts said most often; empty when none failed."""
+    return next((w for w, _ in Counter(e.why for e in episodes if e.failed).most_common(1)), "")
+
+
+def plain_estimate(estimate: Estimate | None) -> dict[str, float | int | None] | None:
+    """Return an estimate as JSON: what is not finite is null."""
+    if estimate is None:
+        return None
+    return {k: v if math.isfinite(v) else None for k, v in estimate.as_dict().items()}
+
+
+def _why(good: Sequence[Episode], failed: Sequence[Episode], *, says_success: bool) -> str:
+    if good:
+        return "" if says_success else SAYS_NOTHING
+    if failed:
+        return f"every episode failed: {commonest_failure(failed)}"
+    return "not played"
+
+
+def _by_task(
+    episodes: Iterable[Episode], value: Callable[[Episode], float]
+) -> dict[object, list[float]]:
+    found: dict[object, list[float]] = {}
+    for episode in episodes:
+        found.setdefault((episode.env, episode.split, episode.task), []).append(value(episode))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

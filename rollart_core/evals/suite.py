@@ -1,0 +1,134 @@
+"""Suites: several environments that are evaluated together, in one YAML file.
+
+    suite: small
+    tasks: 100
+    attempts: 4
+    envs:
+      - {id: toy/FrozenLake-v1, options: {hint: true}}
+      - {id: webshop/WebShop-v1, tasks: 50}
+
+Takes: a mapping. Gives: a :class:`Suite`, and the run config that plays it. Never: starts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from rollart_core.config_base import PositiveInt, Section
+from rollart_core.config_load import apply_override
+from rollart_core.errors import ConfigError
+from rollart_core.problems import of_validation
+
+KEY = "suite"
+"""The key by which a file is known as a suite; the suite's name."""
+
+
+class SuiteEnv(Section):
+    """One environment of a suite."""
+
+    id: str
+    """Id, alias, `module:Class` or `ADAPTER::FOREIGN_ID`."""
+    name: str | None = None
+    """What the table calls it; none: its id."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its own options."""
+    split: str | None = None
+    """None: the suite's."""
+    tasks: PositiveInt | None = None
+    """How many, or all there are where the split has fewer; none: the suite's."""
+    attempts: PositiveInt | None = None
+    """Sampled episodes a task; none: the suite's."""
+    max_turns: PositiveInt | None = None
+    """None: what the environment's spec says."""
+    if_sandbox: bool = False
+    """Leave it out, and say why, where its sandbox does not work on this machine."""
+
+
+class Suite(Section):
+    """Several environments."""
+
+    suite: str = Field(min_length=1)
+    """Its name."""
+    seed: int = 0
+    """Of tasks and sampling."""
+    split: str = "test"
+    """Tasks that nobody trains on."""
+    tasks: PositiveInt = 100
+    """Of each environment."""
+    attempts: PositiveInt = 1
+    """Sampled episodes a task."""
+    greedy: bool = False
+    """Also play greedily, once a task, where a model plays."""
+    envs: tuple[SuiteEnv, ...] = Field(min_length=1)
+    """The environments."""
+    run: dict[str, Any] = Field(default_factory=dict)
+    """Other keys of a run config, such as `rollout: {max_new_tokens: 64}`."""
+
+    @model_validator(mode="after")
+    def _no_key_twice(self) -> Suite:
+        names = self.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"envs: two are called {twice[0]!r}; give them a name each")
+        taken = sorted({"env", "evaluation", "seed", "name", "model"} & self.run.keys())
+        if taken:
+            raise ValueError(f"run.{taken[0]}: has no effect in a suite, which says it itself")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """What its environments are called."""
+        return [env.name or env.id for env in self.envs]
+
+    def run_mapping(self) -> dict[str, Any]:
+        """Return the run config that plays it, as a mapping, without a model."""
+        envs = [
+            {
+                "id": env.id,
+                "name": name,
+                "run": {"evaluation_split": env.split or self.split}
+                | ({"max_turns": env.max_turns} if env.max_turns else {}),
+                **env.options,
+            }
+            for env, name in zip(self.envs, self.names, strict=True)
+        ]
+        own = {"name": self.suite, "seed": self.seed, "env": envs}
+        return {**self.run, **own, "evaluation": {"greedy": self.greedy}}
+
+
+def is_suite(mapping: Mapping[str, Any]) -> bool:
+    """Return whether a file is a suite, and not a run config."""
+    return KEY in mapping
+
+
+def read_suite(
+    mapping: dict[str, Any], source: Path, settings: Sequence[str]
+) -> tuple[Suite, list[str]]:
+    """Return a suite, and those settings that are of the run config.
+
+    Args:
+        mapping: As read from the file.
+        source: What errors call it.
+        settings: ``key=value`` each; those that name a key of the suite replace its own.
+
+    Raises:
+        ConfigError: With a line for each problem.
+    """
+    own = [s for s in settings if s.partition("=")[0].partition(".")[0] in Suite.model_fields]
+    for setting in own:
+        apply_override(mapping, setting)
+    others = [s for s in settings if s not in own]
+    for setting in others:
+        section = setting.partition("=")[0].partition(".")[0]
+        if section in ("env", "evaluation", "name"):
+            keys = "tasks=, attempts=, split=, greedy= or envs.0.options.KEY="
+            raise ConfigError(f"{setting}: has no effect with a suite; say {keys}")
+    try:
+        return Suite.model_validate(mapping), others
+    except ValidationError as e:
+        lines = [f"{source}: {problem.within()}" for problem in of_validation(e, Suite)]
+        raise ConfigError("\n".join(lines)) from None

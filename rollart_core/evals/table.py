@@ -1,0 +1,255 @@
+"""The table of environments and players, also out of several reports.
+
+Takes: what ``report.json`` of evaluations and of training runs holds. Gives: a :class:`Table`, and
+Markdown. Never: puts two figures in one place, or hides that two columns were measured on
+different tasks or options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollart_core.config_load import read_yaml
+from rollart_core.errors import ConfigError
+
+MODEL, TRAINED = "model", "trained"
+_FIRST = ("oracle", "noop", "random")
+_TITLES = {"noop": "no-op"}
+_SAME = ("split", "options", "max_turns", "seed")
+"""Facts of an environment that two columns must share to be compared without a note."""
+Json = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Table:
+    """Environments by players."""
+
+    envs: dict[str, Json] = field(default_factory=dict)
+    """Name -> facts."""
+    cells: dict[tuple[str, str], Json] = field(default_factory=dict)
+    """(environment, column) -> what was measured."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def columns(self) -> list[str]:
+        """The players, baselines first."""
+        names = list(dict.fromkeys(column for _, column in self.cells))
+        return [*(n for n in _FIRST if n in names), *(n for n in names if n not in _FIRST)]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain JSON."""
+        return {
+            "columns": self.columns,
+            "envs": list(self.envs.values()),
+            "cells": [
+                {**cell, "env": env, "column": column} for (env, column), cell in self.cells.items()
+            ],
+            "notes": self.notes,
+        }
+
+    def add(self, other: Table, source: str) -> None:
+        """Take the columns of another report in.
+
+        Raises:
+            ConfigError: When a place is taken.
+        """
+        rows = {name: self._row(name, facts) for name, facts in other.envs.items()}
+        for (env, column), cell in other.cells.items():
+            place = (rows.get(env, env), column)
+            if place in self.cells:
+                raise ConfigError(
+                    f"--with {source}: the table has a column {column!r} for {place[0]} already; "
+                    f"call this one otherwise: --with LABEL={source}"
+                )
+            self.cells[place] = cell
+        for env, facts in other.envs.items():
+            self._compare(rows[env], facts, source)
+        self.notes += other.notes
+
+    def _row(self, name: str, facts: Json) -> str:
+        """Return the row of an environment: the one of its name, or the only one of its id."""
+        same = [n for n, own in self.envs.items() if own.get("id") == facts.get("id")]
+        row = name if name in self.envs or len(same) != 1 else same[0]
+        self.envs.setdefault(row, facts)
+        return row
+
+    def _compare(self, row: str, facts: Json, source: str) -> None:
+        own = self.envs[row]
+        if own is facts:
+            return
+        other = [key for key in _SAME if key in own and key in facts and own[key] != facts[key]]
+        if other:
+            said = ", ".join(_difference(key, own[key], facts[key]) for key in other)
+            self.notes.append(f"`{row}`: {Path(source).name} has other tasks: {said}")
+
+
+def merged(table: Table, others: Sequence[tuple[str, Table]]) -> Table:
+    """Return a table with the columns of others, each with what the command line calls it.
+
+    Raises:
+        ConfigError: When two would share a place.
+    """
+    for given, other in others:
+        table.add(other, str(_parted(given)[1]))
+    return table
+
+
+def of_report(report: Json, label: str | None = None) -> Table:
+    """Return the table of an evaluation's report.
+
+    Args:
+        report: What ``report.json`` holds.
+        label: What to call the model's column.
+    """
+    table = Table()
+    table.envs = {facts["name"]: facts for facts in report["card"]["envs"]}
+    for cell in report["cells"]:
+        column = label if label and cell["column"] == MODEL else cell["column"]
+        if label and cell["column"] == "greedy":
+            column = f"{label}, greedy"
+        table.cells[cell["env"], column] = cell
+    for name in report["card"]["left_out"]:
+        table.envs.setdefault(name, {"name": name, "id": name})
+    return table
+
+
+def read_table(given: str) -> Table:
+    """Return the columns of ``[LABEL=]DIR``: an evaluation, or a training run's held-out tasks.
+
+    Raises:
+        ConfigError: When there is no report, or it says nothing of held-out tasks.
+    """
+    label, folder = _parted(given)
+    path = folder / "report.json"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        message = f"--with {given}: {folder} has no report.json: is it finished, and the right one?"
+        raise ConfigError(message) from None
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"--with {given}: {path} cannot be read: {e}") from None
+    if isinstance(report, dict) and report.get("kind") == "evaluation":
+        return of_report(report, label)
+    if not isinstance(report, dict) or not report.get("success_after"):
+        raise ConfigError(f"--with {given}: {path} says nothing of held-out tasks after training")
+    return _of_training(report, folder, label or TRAINED)
+
+
+def _parted(given: str) -> tuple[str | None, Path]:
+    """Return label and folder; a folder whose name has a ``=`` is one all the same."""
+    label, separator, rest = given.partition("=")
+    if not separator or Path(given).is_dir():
+        return None, Path(given)
+    return label, Path(rest)
+
+
+def _of_training(report: Json, folder: Path, label: str) -> Table:
+    config = read_yaml(folder / "config.yaml")
+    entries = config["env"] if isinstance(config["env"], list) else [config["env"]]
+    table = Table()
+    for entry in entries:
+        name = entry.get("name") or entry["id"]
+        own = report if len(entries) == 1 else report["envs"].get(name, {})
+        if not own.get("success_after"):
+            continue
+        table.envs[name] = _facts(config, entry, name)
+        table.cells[name, label] = _trained_cell(own, name, label)
+    return table
+
+
+def _facts(config: Json, entry: Json, name: str) -> Json:
+    run = entry.get("run") or {}
+    options = {k: v for k, v in entry.items() if k not in ("id", "name", "weight", "run")}
+    split = run.get("evaluation_split") or config["evaluation"]["split"]
+    turns = run.get("max_turns") or config["rollout"].get("max_turns")
+    facts = {"name": name, "id": entry["id"], "split": split, "options": options}
+    return facts | {"seed": config.get("seed", 0)} | ({"max_turns": turns} if turns else {})
+
+
+def _trained_cell(report: Json, name: str, label: str) -> Json:
+    success = report["success_after"]
+    return {
+        "env": name,
+        "column": label,
+        "tasks": success["n"],
+        "attempts_per_task": 1,
+        "success": success,
+        "score": report.get("score_after"),
+        "pass_at": {},
+        "episodes": success["n"],
+        "failed": None,
+        "failures": {},
+        "why": "",
+    }
+
+
+def markdown(table: Table, columns: Sequence[str] = ()) -> str:
+    """Return the table as Markdown, and below it why there is no figure where there is none."""
+    shown = list(columns) or table.columns
+    head = titles(shown)
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows(table, shown))]
+    said = notes(table, shown)
+    return "\n".join([*lines, *(["", *(f"- {note}" for note in said)] if said else [])])
+
+
+def shown_success(cell: Json) -> str:
+    """Return a cell's success, or its score where the environment says nothing of success."""
+    success, score = cell.get("success"), cell.get("score")
+    if success and success["n"]:
+        mean, low, high = (100 * success[k] for k in ("mean", "low", "high"))
+        return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
+    return f"score {shown_score(score)}" if score and score["n"] else "-"
+
+
+def shown_score(score: Json | None) -> str:
+    """Return a score with its interval."""
+    if not score or not score["n"] or score["mean"] is None:
+        return "-"
+    if score["low"] is None or score["high"] is None:
+        return f"{score['mean']:.3f}"
+    return f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+
+
+def rows(table: Table, columns: Sequence[str]) -> list[list[str]]:
+    """Return a row for each environment: its name, its tasks, what each player reached."""
+    return [_cells(table, env, columns) for env in table.envs]
+
+
+def notes(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return what must be said below the table."""
+    return [*_reasons(table, columns), *table.notes]
+
+
+def titles(columns: Sequence[str]) -> list[str]:
+    """Return the heads of the columns."""
+    return ["environment", "tasks", *(_TITLES.get(c, c) for c in columns)]
+
+
+def _cells(table: Table, env: str, columns: Sequence[str]) -> list[str]:
+    of_it = [table.cells.get((env, c), {}) for c in columns]
+    counts = sorted({str(c["tasks"]) for c in of_it if c.get("tasks")}, key=int)
+    return [f"`{env}`", " / ".join(counts) or "-", *map(shown_success, of_it)]
+
+
+def _reasons(table: Table, columns: Sequence[str]) -> Iterable[str]:
+    whys: dict[tuple[str, str], list[str]] = {}
+    for (env, column), cell in table.cells.items():
+        if cell.get("why") and column in columns:
+            whys.setdefault((env, cell["why"]), []).append(_TITLES.get(column, column))
+    for (env, why), who in whys.items():
+        yield f"`{env}`, {', '.join(who)}: {why}"
+
+
+def _difference(key: str, own: Any, other: Any) -> str:
+    if isinstance(own, dict) and isinstance(other, dict):
+        names = [n for n in {**own, **other} if own.get(n) != other.get(n)]
+        return ", ".join(f"{n} {other.get(n)} instead of {own.get(n)}" for n in names)
+    return f"{key} {other} instead of {own}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

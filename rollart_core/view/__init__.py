@@ -1,0 +1,1 @@
+"""What a run directory shows: pictures, and trajectories for other tools."""

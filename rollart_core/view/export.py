@@ -1,0 +1,180 @@
+"""``rollart export``: trajectories of runs as files that other tools read.
+
+    jsonl      one JSON object a trajectory: task, status, rewards, turns; token rows when asked
+    parquet    the columns of the run's own shards, token ids and logprobs included
+    sharegpt   one JSON object a trajectory: ``conversations`` of ``human`` and ``gpt`` turns
+
+Takes: run directories, filters. Gives: one file and an account of what is in it and what is not.
+Never: shows half a file, or writes over one that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rollart_core.engine.journal_reader import read_trajectories
+from rollart_core.engine.shards import to_rows
+from rollart_core.errors import UserError
+from rollart_core.types import Status, Trajectory
+
+Format = Literal["jsonl", "parquet", "sharegpt"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+STATUSES: tuple[Status, ...] = get_args(Status)
+ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "sharegpt": ".sharegpt.jsonl"}
+_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which trajectories are wanted."""
+
+    statuses: tuple[Status, ...] = ("finished", "truncated")
+    envs: tuple[str, ...] = ()
+    """None: all."""
+    min_reward: float | None = None
+
+    def refusal(self, trajectory: Trajectory) -> str:
+        """Return why a trajectory is left out; empty when it is wanted."""
+        if trajectory.status not in self.statuses:
+            return f"status {trajectory.status}"
+        if self.envs and trajectory.ticket.task.env_id not in self.envs:
+            return "other environments"
+        if self.min_reward is None:
+            return ""
+        if trajectory.reward is None or trajectory.reward < self.min_reward:
+            return f"reward below {self.min_reward:g}"
+        return ""
+
+
+@dataclass(slots=True)
+class Account:
+    """What an export wrote and what it left out."""
+
+    path: str
+    written: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain JSON."""
+        return {"path": self.path, "written": self.written, "left_out": dict(self.left_out)}
+
+
+def export(
+    run_dirs: Sequence[Path], form: Format, out: Path, filters: Filters, *, tokens: bool = False
+) -> Account:
+    """Write the trajectories of runs that the filters let through.
+
+    Args:
+        run_dirs: Runs, finished or under way.
+        form: Of the file.
+        out: The file; it must not be there.
+        filters: Which trajectories.
+        tokens: Whether ``jsonl`` has the token rows too.
+
+    Raises:
+        UserError: When the file is there, cannot be written, or nothing would be in it.
+        JournalError: When one is no run directory.
+    """
+    if out.exists():
+        raise UserError(f"--out {out}: there is such a file; name another or remove it")
+    account = Account(str(out))
+    wanted = _wanted(run_dirs, filters, account)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write(beside, form, wanted, tokens=tokens)
+        if not account.written:
+            raise UserError(f"nothing to export: {_spelled(account.left_out) or 'no trajectory'}")
+        os.link(beside, out)  # unlike a rename, it never takes the place of another file
+    except FileExistsError:
+        raise UserError(f"--out {out}: there is such a file; name another or remove it") from None
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot be written: {e.strerror}") from e
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return account
+
+
+def sharegpt(trajectory: Trajectory) -> dict[str, object]:
+    """Return a trajectory as a conversation in the shape that ShareGPT's data has."""
+    said = []
+    for turn in trajectory.turns:
+        said.append({"from": "human", "value": turn.observation})
+        said.append({"from": "gpt", "value": turn.action})
+    task = trajectory.ticket.task
+    return {
+        "id": f"{trajectory.ticket.ticket_id}#{trajectory.ticket.attempt}",
+        "conversations": said,
+        "env": task.env_id,
+        "split": task.split,
+        "task": task.index,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+    }
+
+
+def _wanted(
+    run_dirs: Sequence[Path], filters: Filters, account: Account
+) -> Iterator[tuple[str, Trajectory]]:
+    for run_dir in run_dirs:
+        for trajectory in read_trajectories(run_dir):
+            refusal = filters.refusal(trajectory)
+            if refusal:
+                account.left_out[refusal] += 1
+                continue
+            account.written += 1
+            yield run_dir.resolve().name, trajectory
+
+
+def _write(
+    path: Path, form: Format, wanted: Iterable[tuple[str, Trajectory]], *, tokens: bool
+) -> None:
+    if form == "parquet":
+        _write_parquet(path, (trajectory for _, trajectory in wanted))
+        return
+    with path.open("w", encoding="utf-8") as file:
+        for run, trajectory in wanted:
+            row = sharegpt(trajectory) if form == "sharegpt" else _plain(trajectory, tokens=tokens)
+            file.write(json.dumps({**row, "run": run}, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_parquet(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    import pyarrow.parquet as pq
+
+    writer: Any = None
+    try:
+        for chunk in _chunks(trajectories):
+            rows = to_rows(chunk)
+            writer = writer or pq.ParquetWriter(path, rows.schema, compression="zstd")
+            writer.write_batch(rows)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _chunks(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    iterator = iter(trajectories)
+    while chunk := [t for _, t in zip(range(_CHUNK), iterator, strict=False)]:
+        yield chunk
+
+
+def _plain(trajectory: Trajectory, *, tokens: bool) -> dict[str, Any]:
+    row: dict[str, Any] = to_rows([trajectory]).to_pylist()[0]
+    row["reward_components"] = dict(row["reward_components"])
+    if not tokens:
+        del row["samples"]
+    return row
+
+
+def _spelled(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} of {why}" for why, n in counts.items())
