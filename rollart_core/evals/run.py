@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from rollart_core.config import ModelPath, RayRuntime
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -33,7 +32,7 @@ from rollart_core.evals.identity import model_hash
 from rollart_core.evals.plan import GREEDY, EvalPlan
 from rollart_core.evals.report import EvaluationReport, write_report
 from rollart_core.resolve import ResolvedRun
-from rollart_core.rollout.baseline import BASELINES, BaselineName
+from rollart_core.rollout.baseline import BASELINES
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.types import Task, Ticket, Trajectory
@@ -171,7 +170,7 @@ class _Evaluation:
 
     async def _attempt(self, column: str, ticket: Ticket) -> Trajectory:
         if column in BASELINES:
-            return await self._envs.play_baseline(ticket, cast("BaselineName", column))
+            return await self._envs.play_baseline(ticket, column)
         temperature = 0.0 if column == GREEDY else None
         return await self._envs.run_episode(ticket, 0, temperature=temperature)
 

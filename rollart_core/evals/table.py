@@ -61,9 +61,12 @@ class Table:
         for (env, column), cell in other.cells.items():
             place = (rows.get(env, env), column)
             if place in self.cells:
+                mend = f"call this one otherwise: --with LABEL={source}"
+                if column in _FIRST:  # a label is for the model's column
+                    mend = "leave one of the two out"
                 raise ConfigError(
                     f"--with {source}: the table has a column {column!r} for {place[0]} already; "
-                    f"call this one otherwise: --with LABEL={source}"
+                    f"{mend}"
                 )
             self.cells[place] = cell
         for env, facts in other.envs.items():

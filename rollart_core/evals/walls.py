@@ -7,12 +7,11 @@ Never: leaves out an environment that did not ask for it (``if_sandbox``).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from rollart_core import registry
 from rollart_core.boxes import loop
 from rollart_core.boxes.doctor import diagnose
-from rollart_core.contracts.env import EnvSpec
 from rollart_core.evals.suite import Suite, SuiteEnv
 
 
@@ -28,7 +27,7 @@ def left_out(suite: Suite) -> dict[str, str]:
 
 
 def _why(env: SuiteEnv) -> str:
-    asked = env.options.get("sandbox") or cast("EnvSpec", registry.env_spec(env.id)).sandbox
+    asked = env.options.get("sandbox") or registry.env_spec(env.id).sandbox
     name = asked.get("id") if isinstance(asked, dict) else asked
     return _fault(str(name)) if name else ""
 

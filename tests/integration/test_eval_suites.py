@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_a_dash_with_the_reason(rollart_eval: Eval) -
     code, out, err = rollart_eval(*asked, "--markdown", "--out", "x")
     assert code == 1
     assert "Error: noop in shy_env:ShyEnv: every episode failed: env.step: ValueError" in err
-    assert "| `shy_env:ShyEnv` | 4 | - | score 0." in out
+    assert "| `shy_env:ShyEnv` | 4 | - | - | score 0." in out
     assert "- `shy_env:ShyEnv`, oracle: it has no oracle()" in out
     assert "- `shy_env:ShyEnv`, random: the environment does not say what success is" in out
     cells = cells_of(json.loads(Path("x/report.json").read_text()))
