@@ -12,6 +12,8 @@ from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.hookspecs import hookimpl
 
+CONTRACT_VERSION: Final = 2
+
 
 @hookimpl
 def rollart_inference_engines() -> list[InferenceEngineSpec]:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core import plugins
+from rollart_core import PLUGIN_API, plugins
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
-from rollart_core.contracts.spec import CONTRACT_VERSION, CommandSpec
+from rollart_core.contracts.spec import CommandSpec
 from rollart_core.hookspecs import hookimpl
 
 
@@ -149,7 +149,7 @@ def test_two_specs_of_one_plugin_with_one_id() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (env(contract_version=CONTRACT_VERSION + 1), "upgrade rollart"),
+        (env(contract_version=PLUGIN_API + 1), "upgrade rollart"),
         (env("Maze"), "namespace/Name-vN"),
         (EnvSpec(id="acme/Maze-v1", entry_point="acme.maze"), "module:Class"),
         (RewardSpec(id="acme/R-v1", entry_point="a:B"), "RewardSpec"),
