@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -179,7 +180,7 @@ class Plugins:
     def _call(self, impl: pluggy.HookImpl, hook: str, event: Mapping[str, object]) -> object:
         try:
             return impl.function(*(event[name] for name in impl.argnames))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             self._off.add((impl.plugin_name, hook))
             _log.warning(
                 "plugin %r raised in %s and is not called again in this run: %s: %s",
@@ -261,11 +262,12 @@ def _from_environ(module: str) -> _Candidate:
 def _import(candidate: _Candidate, value: str) -> None:
     module, _, attribute = value.partition(":")
     try:
-        target: object = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):  # stdout is what a script reads, such as `list --json`
+            target: object = importlib.import_module(module)
         for part in filter(None, attribute.split(".")):
             target = getattr(target, part)
         candidate.target = target
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         candidate.fail(f"cannot import {value}: {type(e).__name__}: {first_line(str(e))}")
 
 
@@ -313,11 +315,12 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         candidate.fail(f"{hook} cannot be wrapped: each plugin registers its own")
         return
     try:
-        specs = list(cast("Iterable[object]", impl.function()))
+        with redirect_stdout(sys.stderr):
+            specs = list(cast("Iterable[object]", impl.function()))
     except PluginError as e:  # a manifest's: every fault of it, on the one line there is
         candidate.fail("; ".join(str(e).splitlines()))
         return
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         candidate.fail(f"{hook} raised {type(e).__name__}: {first_line(str(e))}")
         return
     for spec in specs:

@@ -232,7 +232,7 @@ def load_object(path: str, who: str) -> object:
     module, _, attribute = path.partition(":")
     try:
         found: object = importlib.import_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise PluginError(_import_reason(module, who, e)) from e
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -246,7 +246,7 @@ def _isolated(kind: str, options: Mapping[str, object]) -> bool:
     return kind == "environments" and ISOLATION in options
 
 
-def _import_reason(module: str, who: str, error: Exception) -> str:
+def _import_reason(module: str, who: str, error: BaseException) -> str:
     reason = f"{who}: cannot import {module!r}: {type(error).__name__}: {first_line(str(error))}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing in {"torch", "transformers", "tokenizers", "safetensors", "tensorboardX", "jinja2"}:
