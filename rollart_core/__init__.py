@@ -1,4 +1,8 @@
-"""RollArt: a plugin-based gym platform for training LLM agents with reinforcement learning."""
+"""RollArt: a plugin-based gym platform for training LLM agents with reinforcement learning.
+
+Takes: an environment's id. Gives: :func:`make`, and which versions of the plugin API are spoken.
+Never: imports anything else of RollArt before it is asked, for everything imports this first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters."""
+"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters.
+
+Takes: nothing. Gives: their specs, written in code, and the command ``serve-reward``. Never:
+imports what they name.
+"""
 
 from typing import Final
 

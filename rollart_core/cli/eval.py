@@ -1,4 +1,8 @@
-"""``rollart eval``: score a model, or any OpenAI-compatible endpoint, on held-out tasks."""
+"""``rollart eval``: score a model, or any OpenAI-compatible endpoint, on held-out tasks.
+
+Takes: a config, a run directory, or an environment and a model. Gives: the report. Never: trains,
+or scores anything itself; ``runtime/evaluation.py`` does.
+"""
 
 from __future__ import annotations
 
