@@ -11,7 +11,7 @@ import inspect
 import warnings
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API
 from rollart_core.contracts.reward import RewardBackendSpec
@@ -58,7 +58,7 @@ def usable(spec: PluginSpec, cls: type[Any]) -> type[Any]:
         _warn(spec, "its backend is built around the reward object: say in_process: true")
     elif _asks_no_size(cls):
         _warn(spec, "its extra_modules() takes no argument: write extra_modules(self, hidden_size)")
-        return _with_size(cls)
+        return _with_size(cast("Any", cls))
     return cls
 
 
@@ -84,7 +84,7 @@ def _asks_no_size(cls: type[Any]) -> bool:
 
 
 @cache
-def _with_size(cls: type[Any]) -> type[Any]:
+def _with_size(cls: Any) -> type[Any]:
     def extra_modules(self: Any, hidden_size: int) -> Any:
         """Return the modules of an algorithm that asks for no size."""
         return cls.extra_modules(self)
