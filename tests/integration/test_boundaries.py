@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -105,3 +106,13 @@ def test_a_run_listens_to_its_own_user_alone(tmp_path: Path) -> None:
 def test_a_chat_template_of_a_model_runs_no_python(template: str, why: str) -> None:
     with pytest.raises((TemplateRefusal, SecurityError), match=why):
         ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
+
+
+def test_no_code_of_a_model_folder_is_trusted(repo_root: Path) -> None:
+    folders = ("rollart_core", "envs", "rewards", "algorithms", "plugins")
+    files = [path for folder in folders for path in (repo_root / folder).rglob("*.py")]
+    loads = [p for p in files if "from_pretrained(" in p.read_text(encoding="utf-8")]
+    assert loads
+    trusting = re.compile(r"trust_remote_code[\"']?\s*[=:]\s*(?!False)|weights_only\s*=\s*False")
+    assert [p for p in files if trusting.search(p.read_text(encoding="utf-8"))] == []
+    assert trusting.search("load(trust_remote_code=True)")
