@@ -113,6 +113,6 @@ def test_no_code_of_a_model_folder_is_trusted(repo_root: Path) -> None:
     files = [path for folder in folders for path in (repo_root / folder).rglob("*.py")]
     loads = [p for p in files if "from_pretrained(" in p.read_text(encoding="utf-8")]
     assert loads
-    trusting = re.compile(r"trust_remote_code[\"']?\s*[=:]\s*(?!False)|weights_only\s*=\s*False")
+    trusting = re.compile(r"trust_remote_code[\"']?\s*[=:](?!\s*False)|weights_only\s*=\s*False")
     assert [p for p in files if trusting.search(p.read_text(encoding="utf-8"))] == []
     assert trusting.search("load(trust_remote_code=True)")
