@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +154,13 @@ def test_a_manifest_for_a_newer_version_is_told_like_a_hook() -> None:
 
     with pytest.raises(PluginError, match=r"contract version 3, this RollArt speaks 1 and 2: upg"):
         parse_manifest("contract_version: 3\nlicence: MIT\nportals: []\n", "here")
+
+
+def test_the_page_says_which_versions_are_spoken_and_what_changed(repo_root: Path) -> None:
+    text = (repo_root / "docs/plugin-api.md").read_text(encoding="utf-8")
+    assert f"speaks **version {PLUGIN_API}**" in text
+    assert f"**version {OLDEST_PLUGIN_API}** still load" in text
+    assert f"## What changed from {PLUGIN_API - 1} to {PLUGIN_API}" in text
+    assert f"contract_version: {PLUGIN_API}\n" in text
+    for template in (repo_root / "cookiecutter").rglob("rollart.yaml"):
+        assert f"contract_version: {PLUGIN_API}\n" in template.read_text(encoding="utf-8")
