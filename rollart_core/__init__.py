@@ -1,13 +1,22 @@
-"""RollArt: a plugin-based gym platform for training LLM agents with reinforcement learning."""
+"""RollArt: a plugin-based gym platform for training LLM agents with reinforcement learning.
+
+Takes: an environment's id. Gives: :func:`make`, and which versions of the plugin API are spoken.
+Never: imports anything else of RollArt before it is asked, for everything imports this first.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
 
-__all__ = ["make"]
+__all__ = ["OLDEST_PLUGIN_API", "PLUGIN_API", "make"]
+
+PLUGIN_API: Final = 2
+"""The version of the plugin API that this RollArt speaks; a spec for a newer one is refused."""
+OLDEST_PLUGIN_API: Final = 1
+"""The oldest version for which a plugin may be written and still works; see docs/plugin-api.md."""
 
 
 def make(env_id: str, /, **options: object) -> TextEnv:

@@ -22,7 +22,8 @@ from typing import Any, Final, cast
 
 import yaml
 
-from rollart_core.contracts.spec import CONTRACT_VERSION, ID_PATTERN, PluginSpec
+from rollart_core import PLUGIN_API, plugin_api
+from rollart_core.contracts.spec import ID_PATTERN, PluginSpec
 from rollart_core.errors import PluginError, UserError, did_you_mean, first_line
 from rollart_core.plugins import KINDS
 
@@ -64,11 +65,10 @@ def parse_manifest(text: str, source: str) -> Manifest:
     """
     loaded = _load(text, source)
     version = loaded.get("contract_version")
-    if type(version) is int and version > CONTRACT_VERSION:
-        raise PluginError(
-            f"{source}: contract version {version}, this RollArt speaks {CONTRACT_VERSION}: "
-            "upgrade rollart, or install an older version of the plugin"
-        )
+    if type(version) is int and version > 0:  # before its unknown keys
+        fault = plugin_api.version_fault(version)
+        if fault:
+            raise PluginError(f"{source}: {fault}")
     reading = _Reading(source)
     manifest = reading.manifest(loaded)
     if manifest is None or reading.faults:
@@ -182,9 +182,7 @@ class _Reading:
         self.unknown_keys("", loaded, (*_HEAD, *MANIFEST_KINDS))
         version, licence = loaded.get("contract_version"), loaded.get("licence")
         if type(version) is not int or version < 1:
-            self.fault(
-                "contract_version", f"must be {CONTRACT_VERSION}, got {reprlib.repr(version)}"
-            )
+            self.fault("contract_version", f"must be {PLUGIN_API}, got {reprlib.repr(version)}")
         if not isinstance(licence, str) or not licence.strip():
             self.fault("licence", "must be an SPDX expression, such as Apache-2.0")
         given = {kind: loaded[kind] for kind in MANIFEST_KINDS if kind in loaded}

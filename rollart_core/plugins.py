@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -22,7 +23,7 @@ from typing import Final, cast
 
 import pluggy
 
-from rollart_core import hookspecs
+from rollart_core import hookspecs, plugin_api
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -30,7 +31,7 @@ from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.sandbox import SandboxSpec
-from rollart_core.contracts.spec import CONTRACT_VERSION, ID_PATTERN, CommandSpec, PluginSpec
+from rollart_core.contracts.spec import ID_PATTERN, CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, did_you_mean, first_line
@@ -179,7 +180,7 @@ class Plugins:
     def _call(self, impl: pluggy.HookImpl, hook: str, event: Mapping[str, object]) -> object:
         try:
             return impl.function(*(event[name] for name in impl.argnames))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             self._off.add((impl.plugin_name, hook))
             _log.warning(
                 "plugin %r raised in %s and is not called again in this run: %s: %s",
@@ -261,11 +262,12 @@ def _from_environ(module: str) -> _Candidate:
 def _import(candidate: _Candidate, value: str) -> None:
     module, _, attribute = value.partition(":")
     try:
-        target: object = importlib.import_module(module)
+        with redirect_stdout(sys.stderr):  # stdout is what a script reads, such as `list --json`
+            target: object = importlib.import_module(module)
         for part in filter(None, attribute.split(".")):
             target = getattr(target, part)
         candidate.target = target
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         candidate.fail(f"cannot import {value}: {type(e).__name__}: {first_line(str(e))}")
 
 
@@ -313,11 +315,12 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         candidate.fail(f"{hook} cannot be wrapped: each plugin registers its own")
         return
     try:
-        specs = list(cast("Iterable[object]", impl.function()))
+        with redirect_stdout(sys.stderr):
+            specs = list(cast("Iterable[object]", impl.function()))
     except PluginError as e:  # a manifest's: every fault of it, on the one line there is
         candidate.fail("; ".join(str(e).splitlines()))
         return
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         candidate.fail(f"{hook} raised {type(e).__name__}: {first_line(str(e))}")
         return
     for spec in specs:
@@ -325,10 +328,20 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         if not isinstance(spec, wanted):
             candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
             continue
+        spec = _of_its_version(spec, candidate.target)
         candidate.specs.append((kind, spec))
         reason = _spec_fault(spec)
         if reason:
             candidate.fail(reason)
+
+
+def _of_its_version(spec: AnySpec, target: object) -> AnySpec:
+    if isinstance(spec, CommandSpec):
+        return spec
+    if not spec.contract_version:
+        # What the module says may be no number at all, which is told as the fault it is.
+        spec = replace(spec, contract_version=cast("int", plugin_api.declared(target)))
+    return plugin_api.as_today(spec)
 
 
 def _spec_fault(spec: AnySpec) -> str | None:
@@ -337,11 +350,9 @@ def _spec_fault(spec: AnySpec) -> str | None:
     if isinstance(spec, CommandSpec):
         taken = spec.name in RESERVED_COMMANDS
         return f"command {spec.name!r} is one of RollArt's own" if taken else None
-    if spec.contract_version > CONTRACT_VERSION:
-        return (
-            f"{spec.id} speaks contract version {spec.contract_version}, this RollArt speaks "
-            f"{CONTRACT_VERSION}: upgrade rollart, or install an older version of the plugin"
-        )
+    fault = plugin_api.version_fault(spec.contract_version)
+    if fault:
+        return f"{spec.id} speaks {fault}"
     if not ID_PATTERN.match(spec.id):
         return f"id {spec.id!r} is not of the form 'namespace/Name-vN'"
     return None

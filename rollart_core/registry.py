@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rollart_core import PLUGIN_API, plugin_api
 from rollart_core.contracts.adapter import SEPARATOR, EnvAdapter, EnvAdapterSpec, split_id
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import PluginSpec
@@ -127,7 +128,10 @@ def resolve(kind: str, plugin_id: str) -> type[Any]:
         UserError: As :func:`find`; and PluginError when its class cannot be imported.
     """
     registered = find(kind, plugin_id)
-    return cast("type[Any]", load_object(registered.spec.entry_point, registered.key))
+    found = cast("type[Any]", load_object(registered.spec.entry_point, registered.key))
+    if not isinstance(registered.spec, PluginSpec):
+        return found
+    return plugin_api.usable(registered.spec, found)
 
 
 def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
@@ -228,7 +232,7 @@ def load_object(path: str, who: str) -> object:
     module, _, attribute = path.partition(":")
     try:
         found: object = importlib.import_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise PluginError(_import_reason(module, who, e)) from e
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -242,7 +246,7 @@ def _isolated(kind: str, options: Mapping[str, object]) -> bool:
     return kind == "environments" and ISOLATION in options
 
 
-def _import_reason(module: str, who: str, error: Exception) -> str:
+def _import_reason(module: str, who: str, error: BaseException) -> str:
     reason = f"{who}: cannot import {module!r}: {type(error).__name__}: {first_line(str(error))}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing in {"torch", "transformers", "tokenizers", "safetensors", "tensorboardX", "jinja2"}:
@@ -256,6 +260,8 @@ def _unregistered(kind: str, path: str) -> Registered:
         raise UnknownIdError(f"{path!r} is neither an id nor 'module:Class'")
     spec_class = KINDS[kind]
     made = spec_class(id=path, entry_point=path)  # type: ignore[call-arg]
+    if isinstance(made, PluginSpec):
+        made = replace(made, contract_version=PLUGIN_API)
     return Registered(kind, made, Plugin(path, module, "unregistered", "0"))
 
 

@@ -1,4 +1,7 @@
-"""The built-in algorithms."""
+"""The built-in algorithms.
+
+Takes: ``rollart.yaml`` beside it. Gives: the specs. Never: imports an algorithm, or torch.
+"""
 
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.hookspecs import hookimpl

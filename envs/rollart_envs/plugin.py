@@ -1,4 +1,8 @@
-"""The built-in environments, registered as any stranger's package registers its own."""
+"""The built-in environments, registered as any stranger's package registers its own.
+
+Takes: ``rollart.yaml`` beside it. Gives: the specs, and the commands that go with them. Never:
+imports an environment.
+"""
 
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec

@@ -1,4 +1,8 @@
-"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters."""
+"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters.
+
+Takes: nothing. Gives: their specs, written in code, and the command ``serve-reward``. Never:
+imports what they name.
+"""
 
 from typing import Final
 
@@ -11,6 +15,8 @@ from rollart_core.contracts.spec import CommandSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.hookspecs import hookimpl
+
+CONTRACT_VERSION: Final = 2
 
 
 @hookimpl

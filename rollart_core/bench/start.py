@@ -21,7 +21,7 @@ NUM_PLUGINS = 50
 MARK_HELP_S = 0.3
 MARK_LIST_S = 0.5
 
-_MANIFEST = """contract_version: 1
+_MANIFEST = """contract_version: 2
 licence: Apache-2.0
 environments:
   - id: {name}/Walk-v1

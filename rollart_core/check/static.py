@@ -16,8 +16,8 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from rollart_core import plugin_api
 from rollart_core.check.target import Target
-from rollart_core.contracts.spec import CONTRACT_VERSION
 from rollart_core.errors import UserError, first_line
 from rollart_core.manifest import MANIFEST_KINDS, MANIFEST_NAME, Manifest, parse_manifest
 from rollart_core.plugins import GROUP
@@ -78,10 +78,8 @@ def check_contract_version(target: Target, facts: Facts) -> None:
     if not versions:
         raise SkipCheck("it has neither a manifest nor specs to say one")
     for who, version in versions.items():
-        expect(
-            not isinstance(version, int) or version <= CONTRACT_VERSION,
-            f"{who} speaks contract version {version}, this RollArt speaks {CONTRACT_VERSION}",
-        )
+        fault = plugin_api.version_fault(version) if isinstance(version, int) else None
+        expect(fault is None, f"{who} speaks {fault}")
 
 
 def check_manifest(target: Target, facts: Facts) -> None:
@@ -98,7 +96,7 @@ def check_manifest_agrees(target: Target, facts: Facts) -> None:
     if target.is_core:  # whose inner parts, such as trackers, stand in code alone
         kinds = {kind for manifest in manifests.values() for kind in manifest.specs}
     listed = {
-        (kind, spec.id): _values(asdict(spec))
+        (kind, spec.id): _values(asdict(plugin_api.as_today(spec)))
         for manifest in manifests.values()
         for kind, specs in manifest.specs.items()
         for spec in specs

@@ -1,4 +1,8 @@
-"""``rollart audit``: the journal's account of every ticket of a run."""
+"""``rollart audit``: the journal's account of every ticket of a run.
+
+Takes: a run directory, of a run that has ended or goes on. Gives: a table or JSON, and exit code 1
+when a promise was broken. Never: writes to the journal, or judges; ``engine/audit.py`` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart bench``: each module of ``rollart_core.bench`` is a benchmark, ours beside a peer's."""
+"""``rollart bench``: each module of ``rollart_core.bench`` is a benchmark, ours beside a peer's.
+
+Takes: the name of one, a case, options. Gives: its rows as a table or JSON; without a name the list
+of all. Never: imports a benchmark that was not asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart build``: the image in which an environment runs with ``isolation: docker``."""
+"""``rollart build``: the image in which an environment runs with ``isolation: docker``.
+
+Takes: an id or a project folder, and options of the build. Gives: the names of the image. Never:
+builds itself; ``isolation/image.py`` does, with the ``docker`` command.
+"""
 
 from __future__ import annotations
 

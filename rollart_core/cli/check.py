@@ -1,4 +1,8 @@
-"""``rollart check``: what a plugin, a project or a wheel keeps of its contract."""
+"""``rollart check``: what a plugin, a project or a wheel keeps of its contract.
+
+Takes: an id, a project folder or a wheel. Gives: every check with its verdict, and exit code 0 only
+when nothing failed and something passed. Never: imports a project or a wheel into this process.
+"""
 
 from __future__ import annotations
 

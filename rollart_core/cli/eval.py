@@ -1,4 +1,8 @@
-"""``rollart eval``: score models, endpoints and baselines on held-out tasks."""
+"""``rollart eval``: score models, endpoints and baselines on held-out tasks.
+
+Takes: a config, a suite, a run directory, or an environment and a model. Gives: the report. Never:
+trains, or scores anything itself; ``runtime/`` does.
+"""
 
 from __future__ import annotations
 

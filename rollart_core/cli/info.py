@@ -1,4 +1,8 @@
-"""``rollart info``: what one plugin says of itself, and the options it takes."""
+"""``rollart info``: what one plugin says of itself, and the options it takes.
+
+Takes: an id, an alias or ``ADAPTER::FOREIGN_ID``. Gives: its spec and its options with their
+defaults, of every kind that has it. Never: builds it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart list``: what is installed, of which kind, from which package, broken or not."""
+"""``rollart list``: what is installed, of which kind, from which package, broken or not.
+
+Takes: a kind, or none for all. Gives: what ``cli/listing.py`` prints. Never: imports what a spec
+names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart model``: make models."""
+"""``rollart model``: make models.
+
+Takes: a shape, an environment whose text the tokenizer is trained on, a new folder. Gives: a model
+with random weights, as transformers loads it. Never: writes into a folder that holds something.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart new-env`` and its kin: a new plugin package that passes its own tests."""
+"""``rollart new-env`` and its kin: a new plugin package that passes its own tests.
+
+Takes: a name, an id, words about it. Gives: a folder, and what to type next. Never: writes over
+anything, or takes a name that is taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``key=value`` arguments of commands."""
+"""``key=value`` arguments of commands.
+
+Takes: what stood on the command line. Gives: a mapping, as the same keys of a file would. Never:
+knows what the keys mean; who they are for checks them.
+"""
 
 from __future__ import annotations
 

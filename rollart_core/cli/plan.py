@@ -1,4 +1,8 @@
-"""``rollart plan``: where a run's parts would go on a cluster, why, and how fast that should be."""
+"""``rollart plan``: where a run's parts would go on a cluster, why, and how fast that should be.
+
+Takes: a config and a cluster file. Gives: the placement of the run's mapper, or of several to
+compare, with rates. Never: starts anything, or looks at the machines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart play``: a person plays an environment in the terminal."""
+"""``rollart play``: a person plays an environment in the terminal.
+
+Takes: an environment, a task, what is typed. Gives: its pages and rewards, the expert's advice for
+``?``. Never: asks a model; of an agent environment the person is the model.
+"""
 
 from __future__ import annotations
 

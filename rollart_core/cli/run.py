@@ -1,4 +1,8 @@
-"""``rollart run``: train as a config file says."""
+"""``rollart run``: train as a config file says.
+
+Takes: a config file with overrides, or a run to go on with. Gives: progress, the closing table or
+JSON, an exit code. Never: trains itself; ``runtime/launch.py`` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart sandbox``: what boxes live, what killed runs left, and which walls work here."""
+"""``rollart sandbox``: what boxes live, what killed runs left, and which walls work here.
+
+Takes: the ledger of boxes, and the walls that are installed. Gives: tables or JSON. Never: touches
+a box whose owner lives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart scale``: more or fewer engines and env workers in a run that goes on."""
+"""``rollart scale``: more or fewer engines and env workers in a run that goes on.
+
+Takes: the directory of a live run, and how many of what there should be. Gives: how many there were
+and are. Never: starts or ends a part itself: it asks the run, over its socket.
+"""
 
 from __future__ import annotations
 

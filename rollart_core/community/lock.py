@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,8 +19,6 @@ from rollart_core.community.plan import Plan
 from rollart_core.community.tree import write_whole
 from rollart_core.community.trust import Trusted
 from rollart_core.errors import RegistryError
-
-LOCK_NAME: Final = "rollart.lock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Hardware mappers: which workload runs on which pool."""
+"""Hardware mappers: which workload runs on which pool.
+
+Takes: nothing. Gives: pools, models, demand and placements as records, and the base of mappers.
+Never: reckons; :mod:`rollart_core.plan` does.
+"""
 
 from __future__ import annotations
 

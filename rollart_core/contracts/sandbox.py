@@ -1,4 +1,8 @@
-"""Sandboxes: walls around code that somebody else, or the model, wrote."""
+"""Sandboxes: walls around code that somebody else, or the model, wrote.
+
+Takes: nothing. Gives: the base of sandboxes, their spec, what a command gave. Never: says how
+strong a wall is: its spec does, and ``docs/sandboxes.md``.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-CONTRACT_VERSION = 1
-"""The contract version this core speaks; a spec for a newer one is refused."""
-
 ID_PATTERN = re.compile(
     r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$"
 )
@@ -31,7 +28,9 @@ class PluginSpec:
     """One sentence for ``rollart list``."""
     alias: str | None = None
     """A short name for config files, unique in its kind, such as ``grpo``."""
-    contract_version: int = CONTRACT_VERSION
+    contract_version: int = 0
+    """The plugin API it was written for, ``rollart_core.PLUGIN_API`` of that time. 0: what its hook
+    module says with ``CONTRACT_VERSION = 2`` at its top; where that says nothing either, 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

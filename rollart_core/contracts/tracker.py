@@ -1,4 +1,8 @@
-"""Trackers: where metrics go besides the journal."""
+"""Trackers: where metrics go besides the journal.
+
+Takes: nothing. Gives: the base of trackers and their spec. Never: is what a run's record hangs on;
+that is the journal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Weight channels: how a published policy version travels from trainer to engines."""
+"""Weight channels: how a published policy version travels from trainer to engines.
+
+Takes: nothing. Gives: the base of channels, their spec, what a publication cost. Never: imports
+torch.
+"""
 
 from __future__ import annotations
 

@@ -275,11 +275,8 @@ class Snapshot:
 
     policy_version: int
     """Of the trainer."""
-    engine_version: int
     num_running: int
     """Episodes that hold a place."""
-    num_queued: int
-    """Tickets of admitted groups that wait for a free place."""
     num_open_groups: int
     """Running, or waiting for the filter's verdict."""
     num_ready_groups: int

@@ -170,9 +170,7 @@ class Scheduler:
         c = self._counts
         return Snapshot(
             policy_version=self._version,
-            engine_version=self._engine_version,
             num_running=self._num_running,
-            num_queued=sum(m.state == "queued" for m in self._members.values()),
             num_scoring=sum(m.state == "scoring" for m in self._members.values()),
             num_open_groups=len(self._unconsumed) - len(self._ready),
             num_ready_groups=len(self._ready),

@@ -36,30 +36,29 @@ class Device:
     memory_bytes: int
     price_per_hour: float
     """US dollars."""
-    priced: str = ""
-    """Year and month of the price."""
 
 
 DEVICES: Mapping[str, Device] = {
-    "A100-40GB": Device(312e12, 1.555e12, 40 * GB, 1.3, "2025-06"),
-    "A100-80GB": Device(312e12, 2.039e12, 80 * GB, 1.5, "2026-05"),
-    "H100-SXM": Device(989e12, 3.35e12, 80 * GB, 2.95, "2026-05"),
-    "H100-PCIe": Device(756e12, 2.0e12, 80 * GB, 2.4, "2025-06"),
-    "H200": Device(989e12, 4.8e12, 141 * GB, 4.0, "2026-05"),
-    "H20": Device(148e12, 4.0e12, 96 * GB, 1.5, "2025-06"),
-    "B200": Device(2250e12, 8.0e12, 180 * GB, 5.5, "2025-06"),
-    "L40S": Device(362e12, 0.864e12, 48 * GB, 1.0, "2025-06"),
-    "L4": Device(121e12, 0.3e12, 24 * GB, 0.8, "2025-06"),
-    "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0, "2025-06"),
-    "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5, "2025-06"),
-    "A10": Device(125e12, 0.6e12, 24 * GB, 0.7, "2025-06"),
-    "T4": Device(65e12, 0.32e12, 16 * GB, 0.4, "2025-06"),
-    "V100-16GB": Device(125e12, 0.9e12, 16 * GB, 0.6, "2025-06"),
-    "V100-32GB": Device(125e12, 0.9e12, 32 * GB, 0.8, "2025-06"),
-    "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5, "2025-06"),
-    CPU: Device(0.1e12, 5e9, 4 * GB, 0.04, "2025-06"),
-    SERVERLESS: Device(0.0, 0.0, 0, 0.06, "2025-06"),
+    "A100-40GB": Device(312e12, 1.555e12, 40 * GB, 1.3),
+    "A100-80GB": Device(312e12, 2.039e12, 80 * GB, 1.5),
+    "H100-SXM": Device(989e12, 3.35e12, 80 * GB, 2.95),
+    "H100-PCIe": Device(756e12, 2.0e12, 80 * GB, 2.4),
+    "H200": Device(989e12, 4.8e12, 141 * GB, 4.0),
+    "H20": Device(148e12, 4.0e12, 96 * GB, 1.5),
+    "B200": Device(2250e12, 8.0e12, 180 * GB, 5.5),
+    "L40S": Device(362e12, 0.864e12, 48 * GB, 1.0),
+    "L4": Device(121e12, 0.3e12, 24 * GB, 0.8),
+    "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0),
+    "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5),
+    "A10": Device(125e12, 0.6e12, 24 * GB, 0.7),
+    "T4": Device(65e12, 0.32e12, 16 * GB, 0.4),
+    "V100-16GB": Device(125e12, 0.9e12, 16 * GB, 0.6),
+    "V100-32GB": Device(125e12, 0.9e12, 32 * GB, 0.8),
+    "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5),
+    CPU: Device(0.1e12, 5e9, 4 * GB, 0.04),
+    SERVERLESS: Device(0.0, 0.0, 0, 0.06),
 }
+"""Prices are of 2025-06; those of A100-80GB, H100-SXM and H200 of 2026-05."""
 
 ALIASES: Mapping[str, str] = {
     "A100": "A100-80GB",

@@ -1,4 +1,7 @@
-"""For plugin authors: deterministic fakes of every contract, and checks that it is kept."""
+"""For plugin authors: deterministic fakes of every contract, and checks that it is kept.
+
+Takes: the modules beside it. Gives: their public names, in one place. Never: is imported by a run.
+"""
 
 from rollart_core.testing.agent_checks import check_agent
 from rollart_core.testing.algorithm_checks import check_algorithm, example_group

@@ -1,4 +1,7 @@
-"""Tools that an environment offers: what they are, how they are called, where they come from."""
+"""Tools that an environment offers: what they are, how they are called, where they come from.
+
+Takes: the modules beside it. Gives: their public names, in one place. Never: imports ``mcp``.
+"""
 
 from rollart_core.tools.action import Call, ToolAction
 from rollart_core.tools.env import ToolEnv, tool

@@ -1,4 +1,7 @@
-"""What the trainer says of one optimizer update; free of torch, so that any process can read it."""
+"""What the trainer says of one optimizer update; free of torch, so that any process can read it.
+
+Takes: nothing. Gives: a record that travels between processes. Never: holds a tensor.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ class WarmStartResult:
     """How far it came."""
 
     train_steps: int
-    num_demonstrations: int
     success: float
     """At the last check; NaN when there was none."""
     reached: bool
@@ -76,7 +75,6 @@ async def warm_start(config: WarmStart, parts: WarmStartParts) -> WarmStartResul
         await asyncio.gather(upcoming, return_exceptions=True)
     return WarmStartResult(
         train_steps=step,
-        num_demonstrations=step * config.batch_size,
         success=success,
         reached=success >= config.until_success,
         wall_s=time.perf_counter() - began,

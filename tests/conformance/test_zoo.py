@@ -238,7 +238,7 @@ HOOKS = """
         return specs(__package__, "environments")
 """
 MANIFEST = """
-    contract_version: 1
+    contract_version: 2
     licence: MIT
     environments:
       - id: acme/Sums-v1
@@ -296,7 +296,7 @@ PLUGIN, YAML = "src/acme_sums/plugin.py", "src/acme_sums/rollart.yaml"
 FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "contract_version",
-        edit(YAML, "contract_version: 1", "contract_version: 99"),
+        edit(YAML, "contract_version: 2", "contract_version: 99"),
         "acme_sums/rollart.yaml speaks contract version 99, this RollArt speaks 1",
     ),
     ("manifest", lambda project: (project / YAML).unlink(), "no rollart.yaml in package"),

@@ -19,7 +19,7 @@ from rollart_core.community.tree import Tree
 from rollart_core.community.wheel import read_wheel
 
 MANIFEST = """\
-contract_version: 1
+contract_version: 2
 licence: Apache-2.0
 environments:
   - id: {id}

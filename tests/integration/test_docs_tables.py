@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,34 @@ def test_every_key_and_option_says_what_it_is(tables: Any) -> None:
 
 def test_every_module_says_what_it_is(tables: Any) -> None:
     assert not [path for path in tables["python_files"]() if not tables["sentence"](path)]
+
+
+def test_every_module_says_what_it_is_and_what_it_takes_gives_or_never_does(tables: Any) -> None:
+    docs = {path: said(path) for path in tables["python_files"]()}
+    ends = re.compile(r"[.!?)](\s|$)")
+    poor = [
+        str(path)
+        for path, doc in docs.items()
+        if not ("Takes: " in doc or "Gives: " in doc or "Never: " in doc)
+        and len(ends.findall(doc)) < 2
+    ]
+    assert poor == [], "say in a second sentence what it takes, gives and never does"
+
+
+def test_architecture_lists_every_module_once_and_none_that_is_gone(
+    repo_root: Path, tables: Any
+) -> None:
+    text = (repo_root / "docs/architecture.md").read_text(encoding="utf-8")
+    listed, folder = [], ""
+    for line in text.partition("<!-- table: modules -->")[2].splitlines():
+        folder = line.removeprefix("### ") if line.startswith("### ") else folder
+        if row := re.match(r"\| `(\w+\.py)` \| \S", line):
+            listed.append(f"{folder}/{row[1]}")
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {str(p.relative_to(repo_root)) for p in tables["python_files"]()}
+
+
+def said(path: Path) -> str:
+    """Return the docstring of a module, on one line."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(doc.split())

@@ -29,7 +29,7 @@ packages = ["acme_footsteps"]
 package-data = { acme_footsteps = ["rollart.yaml"] }
 """
 MANIFEST = """
-contract_version: 1
+contract_version: 2
 licence: MIT
 environments:
   - id: acme/Footsteps-v1

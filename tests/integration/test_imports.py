@@ -51,7 +51,15 @@ ROOMS = (
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
         *("config_learning", "config_load", "manifest", "vocabulary"),
-        *("isolation", "plugins", "registry", "resolve", "resolve_envs", "resolve_plugin"),
+        *(
+            "isolation",
+            "plugin_api",
+            "plugins",
+            "registry",
+            "resolve",
+            "resolve_envs",
+            "resolve_plugin",
+        ),
     ),
     ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),

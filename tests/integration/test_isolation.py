@@ -458,7 +458,7 @@ FROM ${BASE}
 COPY odd_env.py /usr/lib/python3/dist-packages/
 """
 MANIFEST = """
-contract_version: 1
+contract_version: 2
 licence: MIT
 environments:
   - {id: odd/Odd-v3, entry_point: odd_env:OddEnv}

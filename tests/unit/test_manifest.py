@@ -12,7 +12,7 @@ from rollart_core.contracts.reward import RewardSpec
 from rollart_core.errors import PluginError, UserError
 
 MAZE = """
-contract_version: 1
+contract_version: 2
 licence: MIT
 environments:
   - id: acme/Maze-v1
@@ -42,14 +42,14 @@ def faults(text: str) -> list[str]:
 def with_env(line: str) -> str:
     """Return a manifest whose one environment has this line besides id and entry point."""
     return (
-        "contract_version: 1\nlicence: MIT\nenvironments:\n"
+        "contract_version: 2\nlicence: MIT\nenvironments:\n"
         f"  - id: acme/Maze-v1\n    entry_point: acme_maze.env:Maze\n    {line}\n"
     )
 
 
 def test_specs_are_the_dataclasses_of_their_kind() -> None:
     read = manifest.parse_manifest(MAZE, "here")
-    assert (read.contract_version, read.licence) == (1, "MIT")
+    assert (read.contract_version, read.licence) == (2, "MIT")
     assert dict(read.specs) == {
         "environments": (
             EnvSpec(
@@ -62,9 +62,14 @@ def test_specs_are_the_dataclasses_of_their_kind() -> None:
                 timeouts=Timeouts(reset_s=5, step_s=2.5),
                 resources=Resources(cpu=0.1, memory_bytes=67108864),
                 licence="MIT",
+                contract_version=2,
             ),
         ),
-        "rewards": (RewardSpec(id="acme/Short-v1", entry_point="acme_maze.reward:Short"),),
+        "rewards": (
+            RewardSpec(
+                id="acme/Short-v1", entry_point="acme_maze.reward:Short", contract_version=2
+            ),
+        ),
     }
     assert type(read.specs["environments"][0].splits) is tuple
 
@@ -105,10 +110,10 @@ def test_a_value_of_the_wrong_kind_says_what_is_allowed(line: str, reason: str) 
         ("- a list", "must be a mapping"),
         ("a: b: c", "not YAML: mapping values"),
         ("licence: MIT\nlicence: MIT", "not YAML: key 'licence' is given twice"),
-        ("contract_version: 1\nlicence: MIT", "it lists nothing. Known here: environments"),
-        ("contract_version: 1\nlicence: MIT\nrewards: yes", "rewards: must be a list of mappings"),
-        ("contract_version: 1\nlicence: MIT\nrewards: [maze]", "rewards[0]: must be a mapping"),
-        ("contract_version: one\nlicence: MIT\nrewards: []", "contract_version: must be 1, got"),
+        ("contract_version: 2\nlicence: MIT", "it lists nothing. Known here: environments"),
+        ("contract_version: 2\nlicence: MIT\nrewards: yes", "rewards: must be a list of mappings"),
+        ("contract_version: 2\nlicence: MIT\nrewards: [maze]", "rewards[0]: must be a mapping"),
+        ("contract_version: one\nlicence: MIT\nrewards: []", "contract_version: must be 2, got"),
         (MAZE.replace("acme/Maze-v1", "acme/Maze"), "environments[0].id: must be of the form"),
         (MAZE.replace("id: acme/Short-v1, ", ""), "rewards[0].id: is missing"),
         (MAZE + MAZE.splitlines()[-1], "rewards: id 'acme/Short-v1' is given 2 times"),
@@ -121,7 +126,7 @@ def test_a_manifest_that_cannot_be_read(text: str, reason: str) -> None:
 
 def test_a_newer_contract_is_told_before_its_unknown_keys() -> None:
     (only,) = faults("contract_version: 99\nlicence: MIT\nportals: []\n")
-    assert only.startswith("contract version 99, this RollArt speaks 1: upgrade rollart")
+    assert only.startswith("contract version 99, this RollArt speaks 1 and 2: upgrade rollart")
 
 
 def test_a_wheel_is_read_without_importing_it(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core import plugins
+from rollart_core import PLUGIN_API, plugins
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
-from rollart_core.contracts.spec import CONTRACT_VERSION, CommandSpec
+from rollart_core.contracts.spec import CommandSpec
 from rollart_core.hookspecs import hookimpl
 
 
@@ -86,6 +86,45 @@ def test_a_failing_import_breaks_only_its_plugin(installed) -> None:
     assert "acme/Maze-v1" in loaded.registered("environments")
 
 
+@pytest.mark.parametrize(
+    "source", ["import sys; sys.exit('no licence')", "def broken(:", "raise SystemExit"]
+)
+def test_a_plugin_that_ends_the_process_when_it_is_imported_breaks_itself_alone(
+    installed, source: str
+) -> None:
+    loaded = plugins.load({"good": bringing(env())}, found=installed("bad", "1", ends=source))
+    assert "cannot import bad_ends: " in reason(loaded, "ends")
+    assert "acme/Maze-v1" in loaded.registered("environments")
+
+
+def test_a_plugin_that_ends_the_process_when_it_is_asked_breaks_itself_alone() -> None:
+    @hookimpl
+    def rollart_rewards() -> list[object]:
+        raise SystemExit(3)
+
+    bad = SimpleNamespace(rollart_rewards=rollart_rewards)
+    loaded = plugins.load({"bad": bad, "good": bringing(env())}, found=[])
+    assert reason(loaded, "bad") == "rollart_rewards raised SystemExit: 3"
+    assert "acme/Maze-v1" in loaded.registered("environments")
+
+
+def test_what_a_plugin_prints_when_it_is_loaded_is_not_on_stdout(
+    installed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "from rollart_core.hookspecs import hookimpl\n"
+        "print('hello from the import')\n"
+        "@hookimpl\n"
+        "def rollart_environments():\n"
+        "    print('hello from the hook')\n"
+        "    return []\n"
+    )
+    assert plugins.load(found=installed("loud", "1", loud=source)).broken == ()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.split("\n")[:2] == ["hello from the import", "hello from the hook"]
+
+
 def test_a_misspelled_hook_is_broken_and_names_the_nearest() -> None:
     loaded = plugins.load({"a": bringing(env(), kind="enviroments")}, found=[])
     assert "rollart_enviroments" in reason(loaded, "a")
@@ -149,7 +188,7 @@ def test_two_specs_of_one_plugin_with_one_id() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (env(contract_version=CONTRACT_VERSION + 1), "upgrade rollart"),
+        (env(contract_version=PLUGIN_API + 1), "upgrade rollart"),
         (env("Maze"), "namespace/Name-vN"),
         (EnvSpec(id="acme/Maze-v1", entry_point="acme.maze"), "module:Class"),
         (RewardSpec(id="acme/R-v1", entry_point="a:B"), "RewardSpec"),

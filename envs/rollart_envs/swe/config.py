@@ -13,7 +13,6 @@ from pydantic import Field
 from rollart_core.boxes.options import SandboxedOptions
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
-BOX_PYTHON = "/usr/bin/python3"
 _PYTHON = Field(pattern=r"^(/.*)?$")
 
 

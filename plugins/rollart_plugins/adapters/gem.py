@@ -1,4 +1,8 @@
-"""The adapter of gem (``gem-llm``): see ``sessions/gem.py`` for what it does."""
+"""The adapter of gem (``gem-llm``): see ``sessions/gem.py`` for what it does.
+
+Takes: options of ``gem::ID``. Gives: their model, and the adapter. Never: makes or imports what is
+foreign: the session does, here or in another Python.
+"""
 
 from __future__ import annotations
 

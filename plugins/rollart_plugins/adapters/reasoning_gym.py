@@ -1,4 +1,8 @@
-"""The adapter of Reasoning Gym: see ``sessions/reasoning_gym_sets.py`` for what it does."""
+"""The adapter of Reasoning Gym: see ``sessions/reasoning_gym_sets.py`` for what it does.
+
+Takes: options of ``reasoning-gym::DATASET``. Gives: their model, and the adapter. Never: makes or
+imports what is foreign: the session does, here or in another Python.
+"""
 
 from __future__ import annotations
 

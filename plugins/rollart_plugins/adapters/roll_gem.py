@@ -1,4 +1,8 @@
-"""The adapter of classes written for ROLL's agentic pipeline: see ``sessions/roll_class.py``."""
+"""The adapter of classes written for ROLL's agentic pipeline: see ``sessions/roll_class.py``.
+
+Takes: options of ``roll-gem::module:Class``. Gives: their model, and the adapter. Never: makes or
+imports what is foreign: the session does, here or in another Python.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The adapter of skyrl-gym: see ``sessions/skyrl_gym.py`` for what it does."""
+"""The adapter of skyrl-gym: see ``sessions/skyrl_gym.py`` for what it does.
+
+Takes: options of ``skyrl-gym::ID``. Gives: their model, and the adapter. Never: makes or imports
+what is foreign: the session does, here or in another Python.
+"""
 
 from __future__ import annotations
 

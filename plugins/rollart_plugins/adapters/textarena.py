@@ -1,4 +1,8 @@
-"""The adapter of TextArena: see ``sessions/textarena.py`` for what it does."""
+"""The adapter of TextArena: see ``sessions/textarena.py`` for what it does.
+
+Takes: options of ``textarena::ID``. Gives: their model, and the adapter. Never: makes or imports
+what is foreign: the session does, here or in another Python.
+"""
 
 from __future__ import annotations
 

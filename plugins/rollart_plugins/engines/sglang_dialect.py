@@ -20,7 +20,7 @@ from rollart_core.types import TokenSpan
 Json: TypeAlias = dict[str, Any]
 KvOrigin: TypeAlias = Literal["fresh", "kept", "recomputed"]
 
-GENERATE, ABORT, HEALTH = "/generate", "/abort_request", "/health"
+GENERATE, ABORT = "/generate", "/abort_request"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads?include=core"
 PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
 BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"

@@ -1,4 +1,8 @@
-"""Options of the hardware mappers, as pydantic models that import nothing heavy."""
+"""Options of the hardware mappers, as pydantic models that import nothing heavy.
+
+Takes: what stands under ``mapper`` of a run. Gives: a model for each mapper with options. Never:
+knows the pools; the mapper says what does not fit them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart serve-reward``: one reward as an HTTP function."""
+"""``rollart serve-reward``: one reward as an HTTP function.
+
+Takes: a reward with its options, where to listen, a token by its variable. Gives: a server until it
+is told to end. Never: listens to other machines without a token, unless ``--no-token`` says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The environment of `rollart bench isolation`; of the standard library alone, for any box."""
+"""The environment of `rollart bench isolation`; of the standard library alone, for any box.
+
+Takes: any text. Gives: a page of text with it, and no reward; no episode of it ends. Never: imports
+RollArt or gymnasium, which boxes need not have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart registry init``, ``add-owner``, ``accept``, ``refresh``, ``build-site``: to run one."""
+"""``rollart registry init``, ``add-owner``, ``accept``, ``refresh``, ``build-site``: to run one.
+
+Takes: the registry's folder and the operator's keys. Gives: a tree that any web server can serve,
+and what was accepted or refused. Never: prints a private key, or signs on top of what was changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The options that several ``rollart registry`` commands take, and the questions they ask."""
+"""The options that several ``rollart registry`` commands take, and the questions they ask.
+
+Takes: flags, and a person's answers. Gives: a trusted registry, a signer, a yes. Never: takes
+silence for a yes.
+"""
 
 from __future__ import annotations
 

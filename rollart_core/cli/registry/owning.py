@@ -1,4 +1,8 @@
-"""``rollart registry keygen``, ``publish``, ``yank``, ``renew``: for who owns packages."""
+"""``rollart registry keygen``, ``publish``, ``yank``, ``renew``: for who owns packages.
+
+Takes: a package or an id, and the owner's key. Gives: a signed submission, for the operator to
+accept. Never: changes what people see; only ``accept`` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``rollart registry search``, ``info``, ``install``, ``sync``, ``verify``: to use one."""
+"""``rollart registry search``, ``info``, ``install``, ``sync``, ``verify``: to use one.
+
+Takes: a registry that is trusted, ids, a lock. Gives: packages that were verified, shown and agreed
+to, and what differs. Never: installs anything before the question was answered.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Parts written for version 1 of RollArt's plugin API."""
