@@ -23,6 +23,7 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             entry_point="rollart_plugins.engines.embedded:EmbeddedEngine",
             config="rollart_plugins.engines.config:EmbeddedConfig",
             summary="Continuous batching in torch, on CPU or CUDA, with no server.",
+            merges_adapters=True,
             scores=True,
         ),
         InferenceEngineSpec(
