@@ -143,6 +143,13 @@ def rollart_trackers() -> list[TrackerSpec]:
             entry_point="rollart_plugins.trackers.tensorboard:TensorBoardTracker",
             summary="Event files for TensorBoard in the run directory.",
         ),
+        TrackerSpec(
+            id="rollart/Wandb-v1",
+            alias="wandb",
+            entry_point="rollart_plugins.trackers.wandb:WandbTracker",
+            config="rollart_plugins.trackers.config:WandbConfig",
+            summary="Weights & Biases, online or in files to upload later.",
+        ),
     ]
 
 
