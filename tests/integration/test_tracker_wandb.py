@@ -5,6 +5,7 @@ import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rollart_plugins.trackers.wandb import WandbTracker
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """The package, with no account, and nothing running of it afterwards."""
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -57,6 +58,7 @@ def test_metrics_and_config_reach_the_files_and_a_resume_is_the_same_run(wandb, 
         tracker.log(metrics, train_step=step, policy_version=step - 1)
         tracker.close()
         tracker.close()
+    wandb.teardown()  # as at the end of the process
     written = files(run_dir)
     assert len(written) == 2
     run_id = (run_dir / "wandb" / "run-id").read_bytes().strip()
@@ -83,4 +85,5 @@ def test_where_no_server_answers_metrics_go_to_files_with_one_warning(
     assert len(seen) == 1
     tracker.log({"train/loss": 0.5}, train_step=1, policy_version=0)
     tracker.close()
+    wandb.teardown()
     assert any(b"train/loss" in content for content in files(tmp_path))

@@ -66,7 +66,10 @@ class WandbTracker(Tracker):
         self._run.log({name: value for name, value in row.items() if math.isfinite(value)})
 
     def close(self) -> None:
-        """Write what is left, or upload it within ``timeout_s``; may be called twice."""
+        """Upload what is left, within ``timeout_s``; may be called twice.
+
+        Files are whole when the process ends: W&B writes them beside it.
+        """
         run, self._run = self._run, None
         if run is not None:
             run.finish()
