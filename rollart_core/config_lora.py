@@ -46,7 +46,7 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
     if lora.sync == "adapter" and not engine.merges_adapters:
         message = f"adapter: {engine.id} takes whole weights only; use sync: merged"
         yield Problem(("lora", "sync"), message)
-    if lora.target_modules != "all-linear" and isinstance(config.model, ModelPath):
+    if lora.target_modules and isinstance(config.model, ModelPath):
         there = layer_matrices(Path(config.model.path).expanduser())
         unknown = sorted(set(lora.target_modules) - there)
         if there and unknown:

@@ -35,19 +35,16 @@ class LoRA(Section):
     """Of each adapter: more learns more, and takes more memory."""
     alpha: Positive = 32.0
     """What an adapter gives is multiplied by ``alpha / rank``."""
-    target_modules: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = (
-        "all-linear"
-    )
-    """Which matrices of every decoder layer have one, such as ``[q_proj, v_proj]``;
-    ``all-linear``: all of them."""
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    """Which matrices of every decoder layer have one, such as ``[q_proj, v_proj]``; none: all."""
     sync: Literal["merged", "adapter"] = "merged"
     """What engines are sent: whole weights, the adapters added; or the adapters alone, which an
     engine that can (``embedded``) adds to its own copy of the base: far less is sent."""
 
     @model_validator(mode="after")
     def _adapts_something(self) -> LoRA:
-        if not self.target_modules:
-            raise ValueError("target_modules names nothing to adapt; leave it out for all-linear")
+        if self.target_modules == ():
+            raise ValueError("target_modules names nothing to adapt; leave it out to adapt all")
         return self
 
 

@@ -163,7 +163,7 @@ def _modules(model: nn.Module, config: LoRA) -> list[str]:
             f"lora: {type(model).__name__} has no linear layers in its decoder that could be "
             "adapted; train it whole (remove lora)"
         )
-    wanted = last if config.target_modules == "all-linear" else set(config.target_modules)
+    wanted = last if config.target_modules is None else set(config.target_modules)
     if unknown := sorted(wanted - last):
         raise ConfigError(
             f"lora.target_modules: {type(model).__name__} has no {', '.join(unknown)}; "

@@ -2,18 +2,28 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from small_models import VOCAB, make_groups, make_trainer, save_model
+from test_run import BASE, START, run
 from weight_ends import end
 
 from rollart_algorithms.grpo import GRPO
+from rollart_core.bench import bandit
 from rollart_core.config import Critic, LoRA, Reference
 from rollart_core.config_beside import Beside
+from rollart_core.config_load import load_config
 from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import ConfigError
 from rollart_core.models import lora
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
 from rollart_core.train.loading import load_model
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.engines.config import EmbeddedConfig
@@ -286,3 +296,54 @@ def test_adapters_that_do_not_fit_the_base_are_refused_and_the_old_weights_stay(
     plain = [("a", down), ("b", wide)]
     assert list(base.whole(plain)) == plain
     assert list(base.whole([])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_with_adapters_goes_on_and_its_model_can_be_evaluated(tmp_path):
+    """In processes of their own, from a small model that is made first."""
+    made = run(tmp_path / "first", stop={"batches": 1})
+    base = str(Path(made.run_dir) / "model-trained")
+    changes = {
+        "lora": {"rank": 8, "sync": "adapter"},
+        "algorithm": {"id": "grpo", "kl_coef": 0.01},
+        "trainer": {"lr": 1e-2},
+        "checkpoint": {"every_batches": 2},
+    }
+    changes["model"] = {"path": base, **dict.fromkeys(BASE["model"])}
+    report = run(tmp_path / "second", **changes)
+    run_dir = Path(report.run_dir)
+    assert report.ok
+    changed_keys = ["stop.batches=5", "lora.sync=merged"]
+    on = launch(resolve_run(load_config(run_dir / "config.yaml", changed_keys)), resume=run_dir)
+    assert (on.ok, on.batches) == (True, 2)
+    assert audit(run_dir).ok
+    with JournalReader(run_dir) as journal:
+        sizes = {m.policy_version: m.value for m in journal.metrics("weights/bytes")}
+        gaps = [m.value for m in journal.metrics("train/logprob_diff_max")]
+    assert sizes[2] < 0.5 * sizes[5]
+    assert max(gaps) < 1e-3
+    folders = (base, f"{run_dir}/model-trained")
+    before, after = (dict(load_model(path).named_parameters()) for path in folders)
+    changed = {name.split(".")[-2] for name, p in after.items() if not torch.equal(p, before[name])}
+    assert changed == {f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert (run_dir / "model-trained-adapter" / "adapter_config.json").is_file()
+    words = ["eval", str(run_dir), "evaluation.tasks=4", f"runs_dir={tmp_path}"]
+    subprocess.run([sys.executable, "-c", START, *words], check=True, timeout=200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_adapters_learn(tmp_path):
+    """By how much is the tiny model's affair: its frozen head bounds how sure it can become."""
+    base = bandit.beginner(tmp_path, {})
+    config = bandit.run_config("lora", tmp_path, {})
+    changes = {
+        "model": {"path": base},
+        "lora": {"rank": 16, "alpha": 32.0, "sync": "adapter"},
+        "trainer": {"lr": 1e-2},
+        "stop": {"batches": 20},
+    }
+    learned = bandit.learn(bandit.merged(config, changes))
+    assert learned.before < 0.3
+    assert learned.after > learned.before + 0.1
