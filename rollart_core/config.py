@@ -27,6 +27,7 @@ from rollart_core.config_rewards import Hedge as Hedge
 from rollart_core.config_rewards import Scoring as Scoring
 from rollart_core.config_training import Critic as Critic
 from rollart_core.config_training import Curriculum as Curriculum
+from rollart_core.config_training import LoRA as LoRA
 from rollart_core.config_training import Overlong as Overlong
 from rollart_core.config_training import Reference as Reference
 from rollart_core.config_training import Shaping as Shaping
@@ -557,6 +558,8 @@ class _RunBase(Section):
     """Where and how the reward is computed."""
     algorithm: PluginRef = PluginRef(id="grpo")
     """What makes advantages and the loss."""
+    lora: LoRA | None = None
+    """Adapters that are trained in place of the model; none: all of it is trained."""
     critic: Critic | None = None
     """For algorithms with a critic, which need it; others have none."""
     reference: Reference | None = None

@@ -1,4 +1,4 @@
-"""What a trainer has beside the policy: a critic, a reference, a teacher's word, shaped rewards.
+"""What a trainer has beside the policy: adapters, critic, reference, a teacher's word, shaping.
 
 Takes: sections of the run config. Gives: one record that travels to every trainer rank. Never:
 imports torch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rollart_core.config import Critic, Reference, Shaping
+from rollart_core.config import Critic, LoRA, Reference, Shaping
 from rollart_core.errors import ConfigError
 
 
@@ -17,6 +17,8 @@ from rollart_core.errors import ConfigError
 class Beside:
     """What there is besides the policy and its algorithm."""
 
+    lora: LoRA | None = None
+    """None: all of the policy is trained."""
     critic: Critic | None = None
     """How extra modules are built and taught."""
     reference: Reference | None = None

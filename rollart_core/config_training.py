@@ -28,6 +28,26 @@ class Critic(Section):
     """Train steps at the beginning that teach the critic alone, and leave the policy as it is."""
 
 
+class LoRA(Section):
+    """Train adapters of low rank beside a frozen model (arXiv:2106.09685), not the model."""
+
+    rank: PositiveInt = 16
+    """Of each adapter: more learns more, and takes more memory."""
+    alpha: Positive = 32.0
+    """What an adapter gives is multiplied by ``alpha / rank``."""
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    """Which matrices of every decoder layer have one, such as ``[q_proj, v_proj]``; none: all."""
+    sync: Literal["merged", "adapter"] = "merged"
+    """What engines are sent: whole weights, the adapters added; or the adapters alone, which an
+    engine that can (``embedded``) adds to its own copy of the base: far less is sent."""
+
+    @model_validator(mode="after")
+    def _adapts_something(self) -> LoRA:
+        if self.target_modules == ():
+            raise ValueError("target_modules names nothing to adapt; leave it out to adapt all")
+        return self
+
+
 class Reference(Section):
     """The model whose logprobs a KL penalty compares the policy's to."""
 

@@ -18,6 +18,7 @@ from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_learning import learning_problems
 from rollart_core.config_load import RECORD_KEY, dump_yaml
+from rollart_core.config_lora import lora_problems
 from rollart_core.config_rewards import Scoring, reward_problems, with_effect
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -118,6 +119,7 @@ class ResolvedRun:
         """What the trainer has beside the policy."""
         config = self.config
         return Beside(
+            lora=config.lora,
             critic=config.critic,
             reference=config.reference,
             has_teacher=config.teacher is not None,
@@ -215,6 +217,8 @@ def resolve_run(
     scoring = _scoring(config, find, [env.reward for env in envs])
     if generates:
         problems += _engine_problems(config, engine, trains)
+    if engine and trains:
+        problems += lora_problems(config, engine.spec)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:

@@ -29,6 +29,7 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             entry_point="rollart_plugins.engines.embedded:EmbeddedEngine",
             config="rollart_plugins.engines.config:EmbeddedConfig",
             summary="Continuous batching in torch, on CPU or CUDA, with no server.",
+            merges_adapters=True,
             scores=True,
         ),
         InferenceEngineSpec(
@@ -147,6 +148,13 @@ def rollart_trackers() -> list[TrackerSpec]:
             alias="tensorboard",
             entry_point="rollart_plugins.trackers.tensorboard:TensorBoardTracker",
             summary="Event files for TensorBoard in the run directory.",
+        ),
+        TrackerSpec(
+            id="rollart/Wandb-v1",
+            alias="wandb",
+            entry_point="rollart_plugins.trackers.wandb:WandbTracker",
+            config="rollart_plugins.trackers.config:WandbConfig",
+            summary="Weights & Biases, online or in files to upload later.",
         ),
     ]
 

@@ -37,6 +37,9 @@ class InferenceEngineSpec(PluginSpec):
     remote``): see :attr:`GenerateRequest.messages`."""
     follows_training: bool = True
     """False when its weights stay what they are: it is for evaluation only."""
+    merges_adapters: bool = False
+    """Whether it takes LoRA adapters from the weight channel and adds them to the model it began
+    with (``lora.sync: adapter``); else it is sent whole weights."""
     scores: bool = False
     """Whether it has :meth:`InferenceEngine.score`, which a teacher needs."""
 

@@ -25,6 +25,7 @@ FREE_KEYS = (
     "engine",
     "evaluation",
     "failures",
+    "lora.sync",
     "mapper",
     "name",
     "on_stale",

@@ -15,7 +15,7 @@ import json
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def save(path: str, state: State) -> None:
             if distributed.rank() == 0:
                 (part / CHECKSUMS).write_text(json.dumps(dict(sorted(sums)), indent=1))
 
-    _replace_folder(Path(path), write)
+    replace_folder(Path(path), write)
 
 
 def load(path: str, state: State) -> None:
@@ -116,7 +116,7 @@ def export_hf(
         if tokenizer_path is not None:
             _copy_tokenizer(tokenizer_path, part)
 
-    _replace_folder(Path(path), write)
+    replace_folder(Path(path), write)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ def _copy_tokenizer(source: str, target: Path) -> None:
     AutoTokenizer.from_pretrained(source).save_pretrained(target)
 
 
-def _replace_folder(path: Path, write: Callable[[Path], None]) -> None:
+def replace_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a folder beside ``path``, then give it that name."""
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
     first = distributed.rank() == 0
@@ -223,13 +223,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def on_first_rank(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return whole tensors on the CPU in ``dtype``; on other ranks than the first, none.
+def on_first_rank(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return tensors as they are made, on the CPU; on other ranks than the first, none.
 
     A collective call where they are sharded.
     """
     first = distributed.rank() == 0
-    return {name: t.to("cpu") for name, t in stream(tensors, dtype) if first}
+    return {name: t.to("cpu") for name, t in tensors if first}
 
 
 def stream(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

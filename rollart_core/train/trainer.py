@@ -29,13 +29,14 @@ from rollart_core.train.batch import Minibatch, Row
 from rollart_core.train.batch_metrics import batch_metrics, value_metrics
 from rollart_core.train.extras import ExtraModules
 from rollart_core.train.kernels import TorchOps
-from rollart_core.train.loading import check_vocabulary
 from rollart_core.train.loading import load_model as load_model
+from rollart_core.train.lora import trained_weights
 from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.train.native import native_ops
 from rollart_core.train.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.train.policy import Policy, choose_road, make_policy
 from rollart_core.train.recompute import recompute_activations
+from rollart_core.train.reference import Reference
 from rollart_core.train.report import TrainStepReport
 from rollart_core.train.shaping import RewardShaper
 from rollart_core.train.signals import (
@@ -91,11 +92,14 @@ class Trainer:
         self._device = _device(device)
         self._model_path = model_path
         self._model = self._load(recompute=config.activation_checkpointing)
+        self._weights = trained_weights(self._model, beside.lora, model_path)
         self._policy = self._make_policy(self._model, temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
         self._beside = beside
-        self._reference: Policy | None = None
+        self._reference = Reference(
+            self._policy, self._weights, load=self._load_other, named=beside.reference
+        )
         self._extras = self._new_extras()
         self._shaper = RewardShaper.of(beside.shapings)
 
@@ -190,7 +194,7 @@ class Trainer:
         """
         if self._channel is None:
             raise RuntimeError("this trainer has no weight channel to publish on")
-        tensors = checkpoint.stream(checkpoint.named_tensors(self._model), self._dtype)
+        tensors = self._weights.published(self._dtype)
         publication = Publication(policy_version, 0, 0.0)
         with distributed.together():
             try:
@@ -204,7 +208,7 @@ class Trainer:
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
         if "ref_logprobs" in self._algorithm.requires:
-            self._ensure_reference()  # also in a checkpoint from before the first batch
+            self._reference.begin()  # also in a checkpoint from before the first batch
         if self._extras:
             self._extras.begin()
         if train_step is not None:
@@ -218,9 +222,10 @@ class Trainer:
             ConfigError: When ``path`` holds no checkpoint, or one of another model.
         """
         if "ref_logprobs" in self._algorithm.requires:
-            self._ensure_reference()
+            self._reference.begin()
         state = self._state(0)
         checkpoint.load(path, state)
+        self._weights.check_loaded(state, path)
         counters = state["counters"]
         assert isinstance(counters, Tensor)
         policy_version, train_step = (int(c) for c in counters)
@@ -231,8 +236,9 @@ class Trainer:
 
     def export_hf(self, path: str, tokenizer_path: str | None = None) -> None:
         """Write a folder that transformers loads, with the files of the tokenizer."""
-        tensors = checkpoint.on_first_rank(checkpoint.named_tensors(self._model), self._dtype)
+        tensors = checkpoint.on_first_rank(self._weights.whole(self._dtype))
         checkpoint.export_hf(path, self._model, tensors, tokenizer_path)
+        self._weights.export_beside(path)
 
     def close(self) -> None:
         """Free the channel and leave the other ranks; may be called twice."""
@@ -293,8 +299,10 @@ class Trainer:
             return teacher_rows(samples)
         if self._extras and name in self._extras.names:
             return self._extras.rows(name, samples, budget)
-        policy = self._ensure_reference() if name == "ref_logprobs" else self._policy
-        return signal_rows(policy, samples, budget, entropy=name == "entropy")
+        if name == "ref_logprobs":
+            with self._reference.in_place() as policy:
+                return signal_rows(policy, samples, budget)
+        return signal_rows(self._policy, samples, budget, entropy=name == "entropy")
 
     def _update(
         self, minibatch: Minibatch, policy_version: int, *, is_first: bool
@@ -379,7 +387,7 @@ class Trainer:
 
     def _state(self, policy_version: int) -> checkpoint.State:
         state: checkpoint.State = {
-            "model": checkpoint.named_tensors(self._model),
+            **self._weights.kept(),
             "optimizer": self._optimizer.state(),
             "counters": torch.tensor([policy_version, self.train_step]),
         }
@@ -387,27 +395,12 @@ class Trainer:
             state.update(self._extras.state())
         if self._shaper.shapings:
             state["shaping"] = torch.from_numpy(self._shaper.statistics)  # loaded in place
-        if self._reference is not None:
-            state["reference"] = checkpoint.named_tensors(self._reference.model)
+        state.update(self._reference.kept())
         return state
 
-    def _ensure_reference(self) -> Policy:
-        """Return the reference policy: the weights as they are when it is first asked for.
-
-        With a ``reference`` section it is the model that names.
-        """
-        if self._reference is None:
-            named = self._beside.reference
-            model = self._load(named.path if named else None)
-            if named:
-                check_vocabulary(self._model, model, named.path)
-            with torch.no_grad():
-                now = {} if named else checkpoint.named_tensors(self._model)
-                for name, kept in checkpoint.named_tensors(model).items():
-                    kept.copy_(now.get(name, kept))
-            model.requires_grad_(False)
-            self._reference = self._make_policy(model, self._policy.temperature)
-        return self._reference
+    def _load_other(self, path: str | None) -> Policy:
+        """Return another model as a policy; None: that of the run, as it lies in its files."""
+        return self._make_policy(self._load(path), self._policy.temperature)
 
     def _new_extras(self) -> ExtraModules | None:
         """Return the extra modules of the algorithm; None when it has none.
@@ -455,7 +448,7 @@ class Trainer:
         return native_ops(required=self._config.kernels == "native")
 
     def _new_optimizer(self) -> GuardedAdamW:
-        return GuardedAdamW(dict(self._model.named_parameters()), self._config)
+        return GuardedAdamW(self._weights.parameters(), self._config)
 
     @contextlib.contextmanager
     def _determinism(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,8 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return [CheckResult("start", Outcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
         return [CheckResult("start", Outcome.SKIP, why)]
+    if plugin_id == "rollart/Wandb-v1" and find_spec("wandb") is None:
+        return [CheckResult("logs", Outcome.SKIP, "wandb is in rollart[wandb]")]
     if plugin_id in NEEDS_A_SERVER:
         return [CheckResult("start", Outcome.SKIP, NEEDS_A_SERVER[plugin_id])]
     if plugin_id in JUDGES:
@@ -124,6 +127,7 @@ _JUDGE = {"base_url": "http://127.0.0.1:9/v1", "model": "parrot", "rubric": "Goo
 OPTIONS = {
     **dict.fromkeys(JUDGES, _JUDGE),
     "rollart/Process-v1": {"trusted": True},
+    "rollart/Wandb-v1": {"mode": "offline"},
     "rollart/Docker-v1": IN_DOCKER,
     "rollart/OpenAI-v1": {"base_url": "http://127.0.0.1:9/v1"},
     "rollart/VLLM-v1": {"base_url": "http://127.0.0.1:9/v1"},

@@ -23,7 +23,7 @@ BUILT_INS = tuple(p for p in PACKAGES if p != "rollart_core")
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
     *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
-    *("tuf", "securesystemslib", "cryptography", "urllib3", "mcp"),
+    *("tuf", "securesystemslib", "cryptography", "urllib3", "mcp", "peft", "wandb"),
 }
 MAY_BE_HEAVY = (
     "rollart_core.train.",
@@ -50,16 +50,9 @@ ROOMS = (
     ("config", "config_rewards", "config_training", "problems", "endpoint"),
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
-        *("config_learning", "config_load", "manifest", "vocabulary"),
-        *(
-            "isolation",
-            "plugin_api",
-            "plugins",
-            "registry",
-            "resolve",
-            "resolve_envs",
-            "resolve_plugin",
-        ),
+        *("config_learning", "config_load", "config_lora", "manifest", "vocabulary"),
+        *("isolation", "plugin_api", "plugins", "registry", "resolve", "resolve_envs"),
+        "resolve_plugin",
     ),
     ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
     ("runtime",),

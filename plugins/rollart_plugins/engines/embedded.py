@@ -35,7 +35,8 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.loading import RunnerOptions, load_runner
+from rollart_core.models.loading import RunnerOptions, load_runner, pick_device
+from rollart_core.models.lora import AdapterBase
 from rollart_core.models.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.incoming import Incoming, Stage, fetch
@@ -113,6 +114,7 @@ class EmbeddedEngine(InferenceEngine):
             return
         self._wake, self._swap_lock = asyncio.Event(), asyncio.Lock()
         self._runner = runner = load_runner(self._model_path, self._options)
+        self._base = AdapterBase(self._model_path, pick_device(self._options.device))
         self._sessions = SessionTable(runner.num_slots, runner.max_tokens)
         self._task = asyncio.create_task(self._serve(), name="rollart-embedded-engine")
 
@@ -196,7 +198,7 @@ class EmbeddedEngine(InferenceEngine):
     ) -> Incoming:
         """Fetch in a thread; one at a time, for a caller that was cancelled leaves its thread."""
         with self._fetching:
-            return fetch(channel, policy_version, stage)
+            return fetch(channel, policy_version, stage, self._base)
 
     def _begin_version(self, policy_version: int) -> int:
         """Take note of new weights; returns how many tokens in flight are computed again."""

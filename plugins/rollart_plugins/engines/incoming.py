@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rollart_core.contracts.weights import WeightChannel
+from rollart_core.models.lora import AdapterBase
 
 Stage = Callable[[Iterable[tuple[str, torch.Tensor]]], int]
 """Prepares tensors one by one and returns their bytes."""
@@ -29,7 +30,12 @@ class Incoming:
     """Empty where they are prepared already."""
 
 
-def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
+def fetch(
+    channel: WeightChannel,
+    policy_version: int,
+    stage: Stage | None,
+    base: AdapterBase | None = None,
+) -> Incoming:
     """Fetch a version; where the channel holds it no longer, the newest instead.
 
     That may have the same number: of a trainer that came back while it was fetched.
@@ -38,6 +44,7 @@ def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> I
         channel: Where from.
         policy_version: Which.
         stage: Prepares the tensors; None: they are returned.
+        base: Makes whole weights of adapters, where those may come.
 
     Raises:
         LookupError: When there is neither.
@@ -45,22 +52,25 @@ def fetch(channel: WeightChannel, policy_version: int, stage: Stage | None) -> I
     """
     began = time.perf_counter()
     try:
-        incoming = _take(channel, policy_version, stage)
+        incoming = _take(channel, policy_version, stage, base)
     except LookupError:
         newest = channel.newest()
         if newest is None:
             raise
-        incoming = _take(channel, newest, stage)
+        incoming = _take(channel, newest, stage, base)
     incoming.fetch_s = time.perf_counter() - began
     return incoming
 
 
-def _take(channel: WeightChannel, policy_version: int, stage: Stage | None) -> Incoming:
+def _take(
+    channel: WeightChannel, policy_version: int, stage: Stage | None, base: AdapterBase | None
+) -> Incoming:
     tensors = channel.fetch(policy_version)
     try:
+        whole = tensors if base is None else base.whole(tensors)
         if stage is not None:
-            return Incoming(policy_version, stage(tensors), 0.0)
-        held = list(tensors)
+            return Incoming(policy_version, stage(whole), 0.0)
+        held = list(whole)
         return Incoming(policy_version, sum(t.nbytes for _, t in held), 0.0, held)
     finally:
         close = getattr(tensors, "close", None)

@@ -1,0 +1,132 @@
+"""Weights & Biases: metrics on a server, or in files of the run directory to upload later.
+
+Takes: metrics. Gives: a run of W&B, which a resume goes on with. Never: imports wandb before a run
+starts, asks anything of the terminal, or stops a run because W&B cannot be reached: then it writes
+files, and says so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import netrc
+import os
+import secrets
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollart_core.contracts.tracker import Tracker
+from rollart_core.errors import first_line
+from rollart_plugins.trackers.config import WandbConfig
+
+_HOW_TO_INSTALL = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
+_NO_KEY = "there is no key: `wandb login`, or set WANDB_API_KEY"
+
+
+class WandbTracker(Tracker):
+    """Logs scalars by train_step, and the config.
+
+    Args:
+        config: The tracker's own options.
+        options: The same one by one, as the registry gives them.
+    """
+
+    def __init__(self, config: WandbConfig | None = None, **options: object) -> None:
+        self._config = config or WandbConfig.model_validate(options)
+        self._run: Any = None
+
+    def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
+        """Begin a run of W&B, or go on with that of the run directory.
+
+        Raises:
+            ImportError: When wandb is not installed; says how to install it.
+        """
+        try:
+            import wandb
+        except ImportError as e:
+            raise ImportError(_HOW_TO_INSTALL) from e
+        run_id, given = _run_id(run_dir), {"dir": str(run_dir), "config": dict(config)}
+        given["name"] = self._config.name or run_dir.name
+        if self._config.mode == "online":
+            self._run = self._online(wandb, run_id, given)
+            run_id += f"-{secrets.token_hex(2)}"  # one that failed may be known already
+        self._run = self._run or self._begin(wandb, id=run_id, mode="offline", **given)
+        self._run.define_metric("train_step", hidden=True)
+        self._run.define_metric("*", step_metric="train_step")
+
+    def log(self, metrics: Mapping[str, float], *, train_step: int, policy_version: int) -> None:
+        """Log each finite metric, in one row."""
+        if self._run is None:
+            raise RuntimeError("log() before start(), or after close()")
+        row = {**metrics, "policy_version": policy_version, "train_step": train_step}
+        # Not W&B's own step, which may only grow: after a rollback some come again.
+        self._run.log({name: value for name, value in row.items() if math.isfinite(value)})
+
+    def close(self) -> None:
+        """Upload what is left, within ``timeout_s``; may be called twice.
+
+        Files are whole when the process ends: W&B writes them beside it.
+        """
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+    def _online(self, wandb: Any, run_id: str, given: Mapping[str, object]) -> Any:
+        """Begin a run on the server, or go on with it; None, with a warning, where that fails."""
+        try:
+            if not _has_key(self._config.server or wandb.setup().settings.base_url):
+                raise ConnectionError(_NO_KEY)
+            limits = dict.fromkeys(("init_timeout", "finish_timeout"), self._config.timeout_s)
+            return self._begin(wandb, limits, id=run_id, mode="online", resume="allow", **given)
+        except Exception as e:
+            message = (
+                f"W&B cannot be used ({first_line(str(e) or type(e).__name__)}): metrics go to "
+                f"files, for `wandb sync {given['dir']}/wandb/offline-run-*`"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            return None
+
+    def _begin(
+        self, wandb: Any, limits: Mapping[str, float] | None = None, /, **given: object
+    ) -> Any:
+        own = self._config
+        settings = wandb.Settings(
+            console="off",  # the terminal is the run's own
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            **(limits or {}),
+            **({"base_url": own.server} if own.server else {}),
+        )
+        return wandb.init(
+            project=own.project,
+            entity=own.entity,
+            tags=list(own.tags),
+            reinit="create_new",
+            settings=settings,
+            **given,
+        )
+
+
+def _run_id(run_dir: Path) -> str:
+    """Return what W&B knows the run by: the same for every resume."""
+    file = run_dir / "wandb" / "run-id"
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text(encoding="utf-8").strip()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    run_id = secrets.token_hex(8)
+    file.write_text(f"{run_id}\n", encoding="utf-8")
+    return run_id
+
+
+def _has_key(server: str) -> bool:
+    """Tell whether there is a key for a server; without one W&B would ask, and wait for it."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        found = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).hostname or "")
+        return found is not None
+    return False

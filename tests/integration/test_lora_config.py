@@ -1,0 +1,92 @@
+"""What a ``lora`` section cannot go with is said when a config loads."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollart_core import config_lora
+from rollart_core.config_load import load_config
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import ResolvedRun, resolve_run
+
+Resolve = Callable[..., ResolvedRun]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with the head of a safetensors file, and none of its tensors."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    shapes = {
+        "model.embed_tokens.weight": [9, 4],
+        "model.layers.0.self_attn.q_proj.weight": [4, 4],
+        "model.layers.1.mlp.up_proj.weight": [8, 4],
+        "model.layers.1.input_layernorm.weight": [4],
+        "lm_head.weight": [9, 4],
+    }
+    rows = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
+    head = json.dumps({"__metadata__": {"format": "pt"}, **rows}).encode()
+    content = len(head).to_bytes(8, "little") + head
+    (folder / "model-00001-of-00002.safetensors").write_bytes(content)
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"cut off")
+    return folder
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Resolve a config with adapters, and overrides."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(config_lora, "find_spec", lambda name: found("json"))
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"env: toy/Bandit-v1\nmodel: {model}\nstop: {{batches: 2}}\nlora: {{rank: 2}}\n"
+    )
+    return lambda *overrides: resolve_run(load_config(path, overrides), source="x.yaml")
+
+
+def refused(resolve: Resolve, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(*overrides)
+    (line,) = str(caught.value).splitlines()
+    return line.removeprefix("x.yaml: ")
+
+
+def test_adapters_travel_to_the_trainer_and_are_on_record(resolve):
+    run = resolve("lora.target_modules=[q_proj]", "lora.sync=adapter")
+    assert (run.beside.lora.rank, run.beside.lora.target_modules) == (2, ("q_proj",))
+    assert run.as_dict()["lora"]["sync"] == "adapter"
+    assert resolve("engine=vllm", "engine.base_url=http://127.0.0.1:9/v1").beside.lora
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model={kind: new}"], "lora: a model that is made for this run has learned nothing"),
+        (["runtime.num_trainer_ranks=2"], "runtime.num_trainer_ranks: 2: lora is trained on one"),
+        (["algorithm=ppo", "critic.backbone=own"], "critic.backbone: own: a second model"),
+        (["engine=sglang", "lora.sync=adapter"], "lora.sync: adapter: rollart/SGLang-v1 takes w"),
+        (
+            ["lora.target_modules=[up_proj, embed_tokens, nose]"],
+            "lora.target_modules: {model} has no embed_tokens, nose; it has q_proj, up_proj",
+        ),
+        (["lora.target_modules=[]"], "lora: target_modules names nothing to adapt"),
+        (["lora.dropout=0.1"], "lora.dropout: "),
+        (["lora.alpha=0"], "lora.alpha: "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(resolve, model, overrides, said):
+    line = refused(resolve, *overrides)
+    assert said.format(model=model) in line
+
+
+def test_without_peft_it_says_how_to_get_it(resolve, monkeypatch):
+    monkeypatch.setattr(config_lora, "find_spec", lambda name: None)
+    assert refused(resolve) == "lora: peft is missing: pip install 'rollart[lora]'"
+
+
+def test_a_model_whose_files_are_not_here_is_left_to_the_trainer(resolve):
+    assert resolve("model=some/hub-id", "lora.target_modules=[nose]").beside.lora
