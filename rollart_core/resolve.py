@@ -17,7 +17,7 @@ from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_learning import learning_problems
-from rollart_core.config_load import RECORD_KEY, dump_yaml
+from rollart_core.config_load import RECORD_KEY, as_error, dump_yaml
 from rollart_core.config_rewards import Scoring, reward_problems, with_effect
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -26,7 +26,7 @@ from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.errors import ConfigError
+from rollart_core.errors import UserError
 from rollart_core.problems import Problem
 from rollart_core.resolve_envs import ResolvedEnv as ResolvedEnv
 from rollart_core.resolve_envs import entries_as_dicts, resolve_envs, with_algorithms
@@ -193,8 +193,43 @@ def resolve_run(
     Raises:
         ConfigError: With a line for each problem.
     """
+    found = resolve_all(config, import_classes=import_classes, trains=trains)
+    if found.run is None or found.problems:
+        raise as_error(found.problems, source)
+    return found.run
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What of a run was found, whatever else was not."""
+
+    config: RunConfig
+    envs: tuple[ResolvedEnv, ...]
+    """Those that were found."""
+    mapper: ResolvedPlugin[HardwareMapperSpec] | None
+    run: ResolvedRun | None
+    """None where a plugin is missing."""
+    problems: list[Problem]
+    """All that is wrong."""
+
+
+def resolve_all(
+    config: RunConfig,
+    *,
+    import_classes: bool = False,
+    trains: bool = True,
+    look_here: bool = False,
+) -> Resolution:
+    """Find every plugin and check every option; return what was found, and all that is wrong.
+
+    Args:
+        config: What to resolve.
+        import_classes: As :func:`resolve_run` has it.
+        trains: The same.
+        look_here: What options name (executables, images) must be on this machine.
+    """
     problems: list[Problem] = []
-    find = PluginFinder(problems.append, import_classes)
+    find = PluginFinder(problems.append, import_classes, look_here)
     reward = find("rewards", config.reward, "reward") if config.reward else None
     algorithm = find("algorithms", config.algorithm, "algorithm")
     engine = find("inference_engines", config.engine, "engine")
@@ -217,9 +252,10 @@ def resolve_run(
         if trains:
             problems += learning_problems(config, algorithm.spec, [env.spec for env in envs])
         envs = with_algorithms(config, envs, algorithm, find)
-    if problems:
-        raise ConfigError("\n".join(f"{source}: {p.within()}" for p in problems))
-    return ResolvedRun(
+    found = (algorithm, engine, weights, mapper, scoring.backend, *trackers)
+    if any(plugin is None for plugin in found) or not envs:
+        return Resolution(config, envs, mapper, None, problems)
+    run = ResolvedRun(
         config=config,
         envs=envs,
         reward=reward,
@@ -232,6 +268,7 @@ def resolve_run(
         deadlines=_filled(config, envs),
         teacher=teacher,
     )
+    return Resolution(config, envs, mapper, run, problems)
 
 
 def _scoring(
@@ -261,7 +298,10 @@ def _reaching(
     carrier = over.get("id") if isinstance(over, dict) else over
     if not isinstance(carrier, str):
         return channel
-    beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    try:
+        beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    except UserError:  # is told of where its options are checked
+        return channel
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 
 

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from rollart_core.cli.output import print_json, stdout_console
 from rollart_core.cli.progress import display, evaluation_table
-from rollart_core.config_load import apply_override, load_mapping, read_yaml
+from rollart_core.config_load import apply_override, read_yaml
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import resolve_run
 
 _URLS = ("http://", "https://")
 
@@ -62,9 +61,11 @@ def evaluate(
         apply_override(mapping, f"engine.model={name}")
     keys = [apply_override(mapping, setting) for setting in settings]
     mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
-    run = resolve_run(load_mapping(mapping, Path(source), keys), source=source, trains=False)
 
     from rollart_core.runtime.evaluation import run_evaluation
+    from rollart_core.runtime.prepare import prepare_mapping
+
+    run = prepare_mapping(mapping, source, keys, trains=False)
 
     console = Console(stderr=True) if as_json else stdout_console()
     with display(console) as observer:

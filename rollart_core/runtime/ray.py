@@ -29,7 +29,7 @@ from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.ray_actor import ActorSettings
-from rollart_core.runtime.ray_checks import NodeChecks
+from rollart_core.runtime.ray_checks import NodeChecks, refuse
 from rollart_core.runtime.ray_cluster import RayCluster, address_of
 from rollart_core.runtime.ray_part import Berth, RayPart
 from rollart_core.runtime.ray_pools import Node, Seat
@@ -72,11 +72,17 @@ class RayRuntime(PartsRuntime):
         self._watching = asyncio.create_task(self._watch_over(), name="watch the cluster")
         nodes = self._cluster.nodes()
         declared = self._ray.pools
-        self._pools = ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+        self._pools, faults = list(declared), []
+        try:
+            self._pools = (
+                ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+            )
+        except ConfigError as e:
+            faults = str(e).splitlines()
         if self._cluster.is_own and all(pool.device == "cpu" for pool in self._pools):
             self.trainer_host = "127.0.0.1"  # on CUDA ranks would count the machine's devices there
         self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
-        await self._checks.versions(nodes)
+        refuse([*faults, *await self._checks.versions(nodes)])
         return [ray_pools.contract(pool) for pool in self._pools]
 
     async def place(self, placement: Placement) -> None:
@@ -96,9 +102,7 @@ class RayRuntime(PartsRuntime):
         reach = self.run.weights.spec.reach
         if reach == "machine":
             self._shared = shared_folder(self.run_dir.name)
-        await self._checks.files(nodes)
-        await self._checks.weights(nodes, self._shared)
-        await self._checks.boxes(nodes["env"])
+        refuse(await self._checks.parts(nodes, self._shared))
         trainer = nodes["trainer"][0]
         if reach == "network" and trainer.address != nodes["engine"][0].address:
             self._location = await self._address_of_weights(trainer)
