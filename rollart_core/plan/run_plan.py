@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rollart_core.config_checks import num_engines
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import (
     Demand,
@@ -39,7 +40,9 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         model=shape_of(run.config.model) or model,
         weights={env.name: env.weight for env in run.envs},
         max_concurrent=run.config.rollout.max_concurrent,
-        num_engines=None if runtime.kind == "inline" else runtime.num_engines,
+        num_engines=None
+        if runtime.kind == "inline" and not run.config.engines
+        else num_engines(run.config),
         num_trainer_ranks=runtime.num_trainer_ranks,
         stateless_rewards=bool(rewards) and all(r.spec.stateless for r in rewards),
     )

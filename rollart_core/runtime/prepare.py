@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config import RayRuntime
+from rollart_core.config import RayRuntime, RunConfig
 from rollart_core.config_load import apply_override, as_error, read_yaml, validate
 from rollart_core.errors import ConfigError
 from rollart_core.plan.run_plan import demand_of, place
@@ -79,12 +79,17 @@ def prepare_mapping(
     return found.run
 
 
+def _strange_classes(config: RunConfig) -> bool:
+    pools = {pool.name for pool in getattr(config.runtime, "pools", ())}
+    return any(one.name not in pools for one in config.engines)
+
+
 def _no_places(found: Resolution) -> list[Problem]:
     """Return why the run cannot be placed on the pools that its config declares."""
     runtime = found.config.runtime
     if not isinstance(runtime, RayRuntime) or not runtime.pools:
         return []
-    if found.mapper is None or not found.envs:
+    if found.mapper is None or not found.envs or _strange_classes(found.config):
         return []  # there is more to mend first, which is told of
     listed = found.config.env if isinstance(found.config.env, tuple) else (found.config.env,)
     parts = {
@@ -92,10 +97,11 @@ def _no_places(found: Resolution) -> list[Problem]:
         "trainer": runtime.num_trainer_ranks,
         "env": runtime.num_env_workers,
     }
-    pools = [ray_pools.contract(pool) for pool in runtime.pools]
+    classes = {one.name: one.count for one in found.config.engines}
+    pools = [ray_pools.contract(pool, classes) for pool in runtime.pools]
     try:
         placement = place(found, pools, demand_of(found))
-        ray_pools.seats_of(placement, runtime.pools, parts)
+        ray_pools.seats_of(placement, runtime.pools, parts, classes)
     except ConfigError as e:
         lines = str(e).splitlines()
     else:

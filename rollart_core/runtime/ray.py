@@ -46,7 +46,9 @@ class RayRuntime(PartsRuntime):
         super().__init__(run, run_dir, run_dir / "shared")
         assert isinstance(run.config.runtime, RayConfig)
         self._ray = run.config.runtime
-        self._cluster = RayCluster(self._ray, run_dir.name, sum(self._num_parts().values()))
+        self._classes = {one.name: one.count for one in run.engines}
+        num_parts = sum((*self._num_parts().values(), *self._classes.values()))
+        self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
         self._pools: list[RayPool] = []
         self._berths: dict[tuple[str, int], Berth] = {}
         self._parts: WeakSet[RayPart] = WeakSet()
@@ -83,7 +85,7 @@ class RayRuntime(PartsRuntime):
             self.trainer_host = "127.0.0.1"  # on CUDA ranks would count the machine's devices there
         self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
         refuse([*faults, *await self._checks.versions(nodes)])
-        return [ray_pools.contract(pool) for pool in self._pools]
+        return [ray_pools.contract(pool, self._classes) for pool in self._pools]
 
     async def place(self, placement: Placement) -> None:
         """Reserve a seat for every part, and check the nodes that they are on.
@@ -92,7 +94,7 @@ class RayRuntime(PartsRuntime):
             ConfigError: When there is no room, or a node lacks what its parts need.
         """
         assert self._checks is not None
-        seats = ray_pools.seats_of(placement, self._pools, self._num_parts())
+        seats = ray_pools.seats_of(placement, self._pools, self._num_parts(), self._classes)
         nodes: dict[str, list[Node]] = {}
         for roles, strategy in self._together():
             mine = [seat for seat in seats if seat.role in roles]

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rollart_core.contracts.env import Workload
-from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
+from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool, Role
 from rollart_core.errors import did_you_mean
 from rollart_core.plan.fit import usable_pools
 
 OTHERS = "*"
+ROLES: tuple[Role, ...] = ("envs", "engines", "trainer")
 T = TypeVar("T")
 
 
@@ -47,10 +48,12 @@ class StaticMapper(HardwareMapper):
         Raises:
             ValueError: When the tables name envs or pools that there are not; a line each.
         """
-        names = [pool.name for pool in usable_pools(pools)]
-        envs = {e: str(self._of(self._envs, e, names)) for e in workloads}
-        engines = {e: self._shares(e, names) for e in workloads}
-        trainer = self._trainer or names[0]
+        usable = usable_pools(pools)
+        names = [pool.name for pool in usable]
+        first = {role: _first(usable, role) for role in ROLES}
+        envs = {e: str(self._of(self._envs, e, first["envs"])) for e in workloads}
+        engines = {e: self._shares(e, first["engines"]) for e in workloads}
+        trainer = self._trainer or first["trainer"]
         asked = [("envs", pool) for pool in envs.values()]
         asked += [("engines", pool) for shares in engines.values() for pool in shares]
         asked += [("trainer", trainer)]
@@ -73,14 +76,20 @@ class StaticMapper(HardwareMapper):
                     near = did_you_mean(env_id, list(workloads))
                     yield f"{key}: the run has no environment {env_id!r}.{near}"
 
-    def _shares(self, env_id: str, names: Sequence[str]) -> dict[str, float]:
-        given = self._of(self._engines, env_id, names)
+    def _shares(self, env_id: str, first: str) -> dict[str, float]:
+        given = self._of(self._engines, env_id, first)
         shares = {given: 1.0} if isinstance(given, str) else dict(given)
         total = sum(shares.values())
         return {pool: share / total for pool, share in shares.items()}
 
-    def _of(self, table: Mapping[str, T], env_id: str, names: Sequence[str]) -> T | str:
-        return table.get(env_id, table.get(OTHERS, names[0]))
+    def _of(self, table: Mapping[str, T], env_id: str, first: str) -> T | str:
+        return table.get(env_id, table.get(OTHERS, first))
+
+
+def _first(pools: Sequence[Pool], role: Role) -> str:
+    """Return the first pool that may be used for something; without any, the first."""
+    able = (pool.name for pool in pools if not pool.roles or role in pool.roles)
+    return next(able, pools[0].name)
 
 
 def _missing(asked: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[str]:
