@@ -84,7 +84,7 @@ def fault(options: DockerConfig) -> dict[str, str]:
 
 async def _there(options: DockerConfig) -> None:
     engine = Engine(options.host, timeout_s=_LOOK_S)
-    await engine.ask("GET", "/_ping")
+    await about(engine)
     if options.pull == "never" or await _image(engine, options.image) is not None:
         await image(engine, options)
         return
