@@ -25,6 +25,8 @@ WALKED = sorted(ROOT.glob("docs/write-*.md"))
 """Pages whose commands ``test_docs_pages.py`` types, each on top of those before it."""
 SCAFFOLDED = "run acme-maze/"
 """``tests/packaging/test_one_minute_road.py`` runs what `rollart new-env` made."""
+MISSION = "run examples/mission.yaml"
+"""Has a third-party package: ``test_bench_mission.py`` resolves it."""
 BLOCK_LINE = re.compile(r"^(?: {4}|\$ ?)?rollart (.+?)(?: +#.*)?$", flags=re.MULTILINE)
 IN_TEXT = re.compile(r"`rollart ([^`]+)`")
 PLACEHOLDERS = re.compile(r"\b[A-Z][A-Z_]+\b")
@@ -74,9 +76,7 @@ def runs() -> list[str]:
     started = [line for line in shown(WALKED) if line.startswith("run ") and "--resume" not in line]
     started = [line for line in started if not line.startswith(SCAFFOLDED)]
     examples = {f"run examples/{path.name}" for path in ROOT.glob("examples/*.yaml")}
-    examples.discard(
-        "run examples/mission.yaml"
-    )  # test_bench_mission.py has its third-party package
+    examples.discard(MISSION)
     return sorted({*started, *examples})
 
 
