@@ -7,6 +7,7 @@ Gives: text on one console. Never: decides anything, or keeps a run waiting.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -172,8 +173,15 @@ def _env_tables(report: Mapping[str, object]) -> Iterator[Table]:
         failed = ", ".join(f"{k} {v}" for k, v in _mapping(of_it.get("failures")).items())
         where = [str(ran.get("envs_on", "")), _generated(_mapping(ran.get("engines")))]
         done.add_row(name, *counts, *means, failed or "none", *where)
-        for reason in _list(of_it.get("why")):
-            why.add_row(f"why {name}", str(reason))
+    reasons = {name: [str(one) for one in _list(of_it.get("why"))] for name, of_it in _envs(report)}
+    times = Counter(reason for of_it in reasons.values() for reason in of_it)
+    for name, of_it in reasons.items():
+        for reason in of_it:
+            if times[reason] < len(reasons):
+                why.add_row(f"why {name}", reason)
+    for reason, number in times.items():
+        if number == len(reasons):
+            why.add_row("why", reason)
     yield done
     yield why
 
@@ -183,8 +191,7 @@ def _generated(engines: Mapping[str, object]) -> str:
     counts = {name: _float(_mapping(one).get("conversations")) for name, one in engines.items()}
     total = sum(counts.values()) or 1.0
     most = sorted(counts, key=lambda name: -counts[name])
-    kinds = {name: _mapping(engines[name]).get("engine") for name in most}
-    return ", ".join(f"{counts[name] / total:.0%} {kinds[name]} on {name}" for name in most)
+    return ", ".join(f"{counts[name] / total:.0%} {name}" for name in most)
 
 
 def evaluation_table(report: Mapping[str, object]) -> Group:

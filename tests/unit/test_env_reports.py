@@ -15,6 +15,9 @@ from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory
 NAMES = ("a/Maze-v1", "a/Maze-v1#1", "shop")
 
 
+ALL = "environments run on cores"
+
+
 def trajectory(env: str, **said: object) -> Trajectory:
     task = Task(env, "train", 0, 0)
     ticket = Ticket("t", task, group_id="g", index=0)
@@ -68,15 +71,16 @@ def test_the_table_says_where_each_environment_ran_and_why() -> None:
     maze = {"trained": 8, "finished": 9, "failures": {"timeout": 2}, "rollout": rollout}
     report = {
         "envs": {
-            "maze": {**maze, "ran": ran, "why": ["maze generates 75% on served"]},
-            "shop": {"trained": 4, "finished": 4, "failures": {}, "ran": ran, "why": []},
+            "maze": {**maze, "ran": ran, "why": ["maze generates 75% on served", ALL]},
+            "shop": {"trained": 4, "finished": 4, "failures": {}, "ran": ran, "why": [ALL]},
         }
     }
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report_table(report))
     lines = console.export_text().splitlines()
     row = next(line for line in lines if "maze" in line)
-    for cell in ("8", "9", "0.25", "0.5", "timeout 2", "cores", "75% rollart/SGLang-v1 on served"):
+    for cell in ("8", "9", "0.25", "0.5", "timeout 2", "cores", "75% served, 25% local"):
         assert cell in row
     assert any("why maze" in line and "75% on served" in line for line in lines)
     assert not any("why shop" in line for line in lines)
+    assert [line.split() for line in lines if ALL in line] == [["why", *ALL.split()]]
