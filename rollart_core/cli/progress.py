@@ -174,9 +174,9 @@ def _env_tables(report: Mapping[str, object]) -> Iterator[Table]:
         where = [str(ran.get("envs_on", "")), _generated(_mapping(ran.get("engines")))]
         done.add_row(name, *counts, *means, failed or "none", *where)
     reasons = {name: [str(one) for one in _list(of_it.get("why"))] for name, of_it in _envs(report)}
-    times = Counter(reason for of_it in reasons.values() for reason in of_it)
-    for name, of_it in reasons.items():
-        for reason in of_it:
+    times = Counter(reason for own in reasons.values() for reason in own)
+    for name, own in reasons.items():
+        for reason in own:
             if times[reason] < len(reasons):
                 why.add_row(f"why {name}", reason)
     for reason, number in times.items():
