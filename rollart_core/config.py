@@ -298,6 +298,18 @@ class WarmStart(Section):
     """Most seconds."""
 
 
+class EngineClass(Section):
+    """A further class of inference engines, beside those of ``engine``."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """What placements, reports and `rollart scale` call it: its engines are a pool of this name.
+    With ``runtime: ray`` it is one of ``runtime.pools``, which then has no other engines."""
+    engine: PluginRef
+    """What generates there."""
+    count: PositiveInt = 1
+    """How many, beside ``runtime.num_engines`` of ``engine``."""
+
+
 class Rollout(Section):
     """How trajectories are made."""
 
@@ -572,6 +584,8 @@ class _RunBase(Section):
     """Which tasks come how often; none: as the weights of the environments say."""
     engine: PluginRef = PluginRef(id="embedded")
     """What generates."""
+    engines: tuple[EngineClass, ...] = ()
+    """Further classes of engines: the mapper says which environment goes to which, as to pools."""
     weights: PluginRef = PluginRef(id="shared-memory")
     """How new weights reach the engines."""
     mapper: PluginRef = PluginRef(id="affinity")

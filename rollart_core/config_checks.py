@@ -22,7 +22,12 @@ from rollart_core.config import (
 )
 from rollart_core.config_rewards import scoring_problems
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.errors import did_you_mean
 from rollart_core.problems import Problem
+
+INLINE_POOLS = ("local", "engine")
+"""What one machine is called as a pool, and where there are several classes of engines, those of
+``engine``."""
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
@@ -54,6 +59,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _group_problems(config)
     problems += _model_problems(config)
     problems += _mix_problems(config)
+    problems += _engine_class_problems(config)
     problems += _scaling_problems(config)
     problems += _ray_problems(config)
     problems += scoring_problems(config)
@@ -146,7 +152,7 @@ def _scaling_problems(config: RunConfig) -> list[Problem]:
         return []
     runtime, scaling, problems = config.runtime, config.scaling, []
     begins = {
-        "engines": ("num_engines", runtime.num_engines),
+        "engines": ("num_engines", num_engines(config)),
         "env_workers": (
             ("env_processes", runtime.env_processes)
             if runtime.kind == "inline"
@@ -164,6 +170,47 @@ def _scaling_problems(config: RunConfig) -> list[Problem]:
             message = f"the run begins with runtime.{key}: {count}, which is not from "
             message += f"{limits.min} to {limits.max}"
             problems.append(Problem(("scaling", name), message))
+    return problems
+
+
+def num_engines(config: RunConfig) -> int:
+    """Return how many engines a run begins with, of all classes."""
+    return config.runtime.num_engines + sum(one.count for one in config.engines)
+
+
+def _engine_class_problems(config: RunConfig) -> list[Problem]:
+    """Return where further classes of engines cannot be told apart, or have no place."""
+    runtime, problems = config.runtime, []
+    pools = {pool.name: pool for pool in runtime.pools} if isinstance(runtime, RayRuntime) else None
+    seen = set() if pools is not None else set(INLINE_POOLS)
+    for i, one in enumerate(config.engines):
+        key = ("engines", i, "name")
+        if one.name in seen:
+            problems.append(Problem(key, f"{one.name!r} is taken: give it a name of its own"))
+        seen.add(one.name)
+        if pools is None:
+            continue
+        near = did_you_mean(one.name, list(pools))
+        pool = pools.get(one.name)
+        if pool is None:
+            message = (
+                f"there is no pool {one.name!r} in runtime.pools to have its engines on.{near}"
+            )
+            problems.append(Problem(key, message))
+        elif pool.roles and "engines" not in pool.roles:
+            message = f"pool {one.name!r} may not run engines: add engines to its roles"
+            problems.append(Problem(key, message))
+        elif pool.count < one.count:
+            message = (
+                f"{one.count}: pool {one.name!r} has {pool.count} device(s), and each takes one"
+            )
+            problems.append(Problem(("engines", i, "count"), message))
+    if config.engines and config.deterministic:
+        message = (
+            "true: which class of engines answers is a matter of time; remove engines, or use "
+            "deterministic: false"
+        )
+        problems.append(Problem(("deterministic",), message))
     return problems
 
 

@@ -57,11 +57,18 @@ def load_mapping(
     Raises:
         ConfigError: As :func:`load_config`.
     """
-    config, problems = validate({k: v for k, v in mapping.items() if k != RECORD_KEY})
+    config, problems = validate(mapping)
     if config is None or problems:
-        lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in problems]
-        raise ConfigError("\n".join(lines))
+        raise as_error(problems, source, overridden)
     return config
+
+
+def as_error(
+    problems: Sequence[Problem], source: str | Path, overridden: Sequence[tuple[str, ...]] = ()
+) -> ConfigError:
+    """Return one error with a line for each problem, and where its key stands."""
+    lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in dict.fromkeys(problems)]
+    return ConfigError("\n".join(lines))
 
 
 def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
@@ -69,13 +76,14 @@ def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem
 
     The config is None when the mapping does not fit the schema at all.
     """
+    mapping = {k: v for k, v in mapping.items() if k != RECORD_KEY}
     mode = mapping.get("mode", "async")
     if not isinstance(mode, str) or mode not in _MODES:
         return None, [Problem(("mode",), f"must be sync or async, got {mode!r}")]
     model = _MODES[mode]
     others = tuple(m for m in _MODES.values() if m is not model)
     try:
-        config = model.model_validate(dict(mapping))
+        config = model.model_validate(mapping)
     except ValidationError as e:
         return None, of_validation(e, model, others)
     return config, consistency_problems(config)
@@ -161,7 +169,7 @@ def _index(holder: list[Any], part: str, override: str) -> int:
     return int(part)
 
 
-def _origin(problem: Problem, source: Path, overridden: Sequence[tuple[str, ...]]) -> str:
+def _origin(problem: Problem, source: str | Path, overridden: Sequence[tuple[str, ...]]) -> str:
     """Name where the mistaken key stands: the command line or the file."""
     path = tuple(map(str, problem.path))
     given = any(path[: len(key)] == key for key in overridden)

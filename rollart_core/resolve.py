@@ -17,7 +17,7 @@ from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_learning import learning_problems
-from rollart_core.config_load import RECORD_KEY, dump_yaml
+from rollart_core.config_load import RECORD_KEY, as_error, dump_yaml
 from rollart_core.config_lora import lora_problems
 from rollart_core.config_rewards import Scoring, reward_problems, with_effect
 from rollart_core.contracts.algorithm import AlgorithmSpec
@@ -27,7 +27,7 @@ from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.errors import ConfigError
+from rollart_core.errors import UserError
 from rollart_core.problems import Problem
 from rollart_core.resolve_envs import ResolvedEnv as ResolvedEnv
 from rollart_core.resolve_envs import entries_as_dicts, resolve_envs, with_algorithms
@@ -54,6 +54,16 @@ class ResolvedScoring:
 
 
 @dataclass(frozen=True, slots=True)
+class ResolvedEngines:
+    """A further class of engines."""
+
+    name: str
+    """The pool they are."""
+    plugin: ResolvedPlugin[InferenceEngineSpec]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedRun:
     """A run that can start."""
 
@@ -74,11 +84,17 @@ class ResolvedRun:
     None (each of several has its own)."""
     teacher: ResolvedPlugin[InferenceEngineSpec] | None = None
     """The engine that runs the teacher; None: there is none."""
+    engines: tuple[ResolvedEngines, ...] = ()
+    """Further classes."""
 
     @property
     def env(self) -> ResolvedPlugin[EnvSpec]:
         """The environment, or the first of several."""
         return self.envs[0].plugin
+
+    def engine_on(self, pool: str) -> ResolvedPlugin[InferenceEngineSpec]:
+        """Return what generates on a pool."""
+        return next((e.plugin for e in self.engines if e.name == pool), self.engine)
 
     @property
     def max_turns(self) -> int:
@@ -101,7 +117,8 @@ class ResolvedRun:
         own = (p for env in self.envs for p in (env.plugin, env.reward))
         parts = (self.reward, self.algorithm, self.engine, self.weights, self.mapper, self.teacher)
         backends = self.scoring.backends if self.has_rewards else ()
-        found = [p for p in (*own, *parts, *backends, *self.trackers) if p is not None]
+        further = (one.plugin for one in self.engines)
+        found = [p for p in (*own, *parts, *further, *backends, *self.trackers) if p is not None]
         return tuple({(p.kind, p.spec.id): p for p in found}.values())
 
     @property
@@ -161,6 +178,9 @@ class ResolvedRun:
             del data["scoring"]
         for name in ("algorithm", "engine", "weights", "mapper"):
             data[name] = ref_of(getattr(self, name))
+        data["engines"] = [
+            {"name": e.name, "engine": ref_of(e.plugin), "count": e.count} for e in self.engines
+        ]
         if self.teacher:
             data["teacher"]["engine"] = ref_of(self.teacher)
         data["trackers"] = [ref_of(t) for t in self.trackers]
@@ -197,11 +217,52 @@ def resolve_run(
     Raises:
         ConfigError: With a line for each problem.
     """
+    found = resolve_all(config, import_classes=import_classes, trains=trains, generates=generates)
+    if found.run is None or found.problems:
+        raise as_error(found.problems, source)
+    return found.run
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What of a run was found, whatever else was not."""
+
+    config: RunConfig
+    envs: tuple[ResolvedEnv, ...]
+    """Those that were found."""
+    mapper: ResolvedPlugin[HardwareMapperSpec] | None
+    run: ResolvedRun | None
+    """None where a plugin is missing."""
+    problems: list[Problem]
+    """All that is wrong."""
+
+
+def resolve_all(
+    config: RunConfig,
+    *,
+    import_classes: bool = False,
+    trains: bool = True,
+    generates: bool = True,
+    look_here: bool = False,
+) -> Resolution:
+    """Find every plugin and check every option; return what was found, and all that is wrong.
+
+    Args:
+        config: What to resolve.
+        import_classes: As :func:`resolve_run` has it.
+        trains: The same.
+        generates: The same.
+        look_here: What options name (executables, images) must be on this machine.
+    """
     problems: list[Problem] = []
-    find = PluginFinder(problems.append, import_classes)
+    find = PluginFinder(problems.append, import_classes, look_here)
     reward = find("rewards", config.reward, "reward") if config.reward else None
     algorithm = find("algorithms", config.algorithm, "algorithm")
     engine = find("inference_engines", config.engine, "engine")
+    engines = [
+        find("inference_engines", one.engine, "engines", i, "engine")
+        for i, one in enumerate(config.engines)
+    ]
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
@@ -215,18 +276,23 @@ def resolve_run(
         problems.append(Problem(("teacher", "engine"), message))
     envs = resolve_envs(config, find, reward)
     scoring = _scoring(config, find, [env.reward for env in envs])
+    problems += _model_kind_problems(config, trains)
     if generates:
-        problems += _engine_problems(config, engine, trains)
-    if engine and trains:
-        problems += lora_problems(config, engine.spec)
+        problems += _engine_problems(config, engine, trains, ("engine",))
+        for i, one in enumerate(engines):
+            problems += _engine_problems(config, one, trains, ("engines", i, "engine"))
+    for one in (engine, *engines):
+        if one and trains:
+            problems += lora_problems(config, one.spec)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:
             problems += learning_problems(config, algorithm.spec, [env.spec for env in envs])
         envs = with_algorithms(config, envs, algorithm, find)
-    if problems:
-        raise ConfigError("\n".join(f"{source}: {p.within()}" for p in problems))
-    return ResolvedRun(
+    found = (algorithm, engine, *engines, weights, mapper, scoring.backend, *trackers)
+    if any(plugin is None for plugin in found) or not envs:
+        return Resolution(config, envs, mapper, None, problems)
+    run = ResolvedRun(
         config=config,
         envs=envs,
         reward=reward,
@@ -238,7 +304,12 @@ def resolve_run(
         scoring=scoring,
         deadlines=_filled(config, envs),
         teacher=teacher,
+        engines=tuple(
+            ResolvedEngines(one.name, plugin, one.count)
+            for one, plugin in zip(config.engines, engines, strict=True)
+        ),
     )
+    return Resolution(config, envs, mapper, run, problems)
 
 
 def _scoring(
@@ -268,36 +339,48 @@ def _reaching(
     carrier = over.get("id") if isinstance(over, dict) else over
     if not isinstance(carrier, str):
         return channel
-    beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    try:
+        beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    except UserError:  # is told of where its options are checked
+        return channel
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 
 
-def _engine_problems(
-    config: RunConfig, engine: ResolvedPlugin[InferenceEngineSpec] | None, trains: bool
-) -> Iterable[Problem]:
-    """Yield what the engine cannot do, or the model has no files here for."""
-    is_remote = isinstance(config.model, RemoteModel)
-    if trains and is_remote:
+def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
+    """Yield why a model of this kind cannot be trained, or not be scored."""
+    if trains and isinstance(config.model, RemoteModel):
         message = "remote: it has no weights here to train; score it with `rollart eval`"
         yield Problem(("model", "kind"), message)
-    elif engine and trains and not engine.spec.follows_training:
+    if not trains and isinstance(config.model, NewModel):
+        message = "new: it has learned nothing yet; name a model with --model, or a run directory"
+        yield Problem(("model", "kind"), message)
+
+
+def _engine_problems(
+    config: RunConfig,
+    engine: ResolvedPlugin[InferenceEngineSpec] | None,
+    trains: bool,
+    key: tuple[str | int, ...],
+) -> Iterable[Problem]:
+    """Yield what an engine cannot do, or the model has no files here for."""
+    if engine is None:
+        return
+    is_remote = isinstance(config.model, RemoteModel)
+    if trains and not is_remote and not engine.spec.follows_training:
         message = (
             f"{engine.spec.id} serves the weights its server began with and cannot follow "
             "training; score with `rollart eval`, or train with another engine"
         )
-        yield Problem(("engine",), message)
-    if engine and config.deterministic and not engine.spec.keeps_deterministic:
+        yield Problem(key, message)
+    if config.deterministic and not engine.spec.keeps_deterministic:
         message = (
             f"true: no seed decides what {engine.spec.id} samples; use engine: embedded, or "
             "deterministic: false"
         )
         yield Problem(("deterministic",), message)
-    if not trains and isinstance(config.model, NewModel):
-        message = "new: it has learned nothing yet; name a model with --model, or a run directory"
-        yield Problem(("model", "kind"), message)
-    if engine and is_remote and not engine.spec.takes_text:
+    if is_remote and not engine.spec.takes_text:
         message = f"{engine.spec.id} needs a model's files: give model.path, or engine: openai"
-        yield Problem(("engine",), message)
+        yield Problem(key, message)
 
 
 def _group_size_problems(

@@ -17,6 +17,7 @@ from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.reward import GroupReward, RewardSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError
+from rollart_core.missing import missing
 from rollart_core.plugins import Registered
 from rollart_core.problems import Problem
 
@@ -57,6 +58,8 @@ class PluginFinder:
 
     note: Note
     import_classes: bool
+    look_here: bool = False
+    """Whether what options name (executables, images) must be on this machine."""
 
     def __call__(self, kind: str, ref: PluginRef, *key: str | int) -> Any:
         """Return the plugin at ``key`` of the config; None where it is not to be had."""
@@ -71,6 +74,8 @@ class PluginFinder:
             faults = registry.option_problems(kind, ref.id, ref.options)
             options = {} if faults else registry.checked_options(kind, ref.id, ref.options)
             self._check_class(kind, ref.id, found.spec.entry_point)
+            if self.look_here and not faults:
+                faults = missing(kind, ref.id, options)
         except UserError as e:
             self.note(Problem(key, str(e)))
             return None

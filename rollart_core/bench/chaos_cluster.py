@@ -48,6 +48,8 @@ class LocalCluster:
     address: str = ""
     nodes: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """Name -> resources."""
+    variables: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Name -> variables of its own."""
     killed: set[str] = field(default_factory=set)
     num_started: int = 0
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -69,10 +71,15 @@ class LocalCluster:
         self._ray("head", [*head, "--node-ip-address=127.0.0.1"])
         self.wait_for("head")
 
-    def add(self, name: str, resources: Mapping[str, float]) -> None:
-        """Start a node."""
+    def add(
+        self,
+        name: str,
+        resources: Mapping[str, float],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a node; ``variables`` are those of its own, besides this process's."""
         self.num_started += 1
-        self.nodes[name] = resources
+        self.nodes[name], self.variables[name] = resources, dict(variables or {})
         more = ["--num-cpus=4", f"--resources={json.dumps(dict(resources))}"]
         self._ray(name, [f"--address={self.address}", *more, "--node-ip-address=127.0.0.1"])
 
@@ -99,7 +106,7 @@ class LocalCluster:
         """Start a node for each that was killed, with what it had."""
         for name in [n for n in self.nodes if n in self.killed]:
             fresh = f"{name.partition('-')[0]}-{self.num_started}"
-            self.add(fresh, self.nodes.pop(name))
+            self.add(fresh, self.nodes.pop(name), self.variables.pop(name))
             self.wait_for(fresh)
 
     def kill(self, name: str) -> None:
@@ -150,7 +157,8 @@ class LocalCluster:
         }
 
     def _ray(self, name: str, arguments: list[str]) -> None:
-        environment = {**self.environment(), NODE_VARIABLE: f"{self.mark}-{name}"}
+        own = self.variables.get(name, {})
+        environment = {**self.environment(), **own, NODE_VARIABLE: f"{self.mark}-{name}"}
         command = [sys.executable, "-c", _RAY, "start", "--block", *arguments]
         store = f"--object-store-memory={STORE_BYTES}"
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -33,7 +33,6 @@ from rollart_core.errors import JournalError, RollartError
 POLL_S = 0.05
 LOOK_S = 0.5
 LIMIT_S = 240.0
-"""For a run to recover, or to train the next batch."""
 MOST_DELAY_S = 0.5
 """Between the train_step a kill waits for and the kill: any moment of a step may be hit."""
 CONTROLLER, NODE = "controller", "node"
@@ -87,6 +86,8 @@ class AttackedRun:
     watched: Watched
     rng: random.Random
     cluster: LocalCluster | None = None
+    limit_s: float = LIMIT_S
+    """For it to recover, or to train the next batch."""
     process: subprocess.Popen[bytes] | None = None
     num_starts: int = 0
     victim: str = ""
@@ -248,10 +249,12 @@ class AttackedRun:
         Raises:
             RollartError: When it takes too long, or the run ended in disorder.
         """
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + self.limit_s
         while not done() and not self._ended():
             if time.monotonic() > until:
-                raise RollartError(f"the run did not {what} within {LIMIT_S:g} s: {self._tail()}")
+                raise RollartError(
+                    f"the run did not {what} within {self.limit_s:g} s: {self._tail()}"
+                )
             time.sleep(POLL_S)
 
     def _ended(self) -> bool:

@@ -7,7 +7,8 @@ Gives: text on one console. Never: decides anything, or keeps a run waiting.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -159,7 +160,42 @@ def report_table(report: Mapping[str, object]) -> Group:
     facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in _facts(report):
         facts.add_row(name, value)
-    return Group(held_out, facts) if held_out.row_count else Group(facts)
+    tables = [table for table in (held_out, *_env_tables(report)) if table.row_count]
+    return Group(*tables, facts)
+
+
+def _env_tables(report: Mapping[str, object]) -> Iterator[Table]:
+    """Yield what several environments came to, and why each ran where it did."""
+    done = Table(title="Environments, while training", title_justify="left", title_style="bold")
+    for column in ("", "trained", "finished", "success", "score", "failed", "envs on", "engines"):
+        done.add_column(column)
+    why = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, of_it in _envs(report):
+        counts = [f"{_float(of_it.get(key)):,.0f}" for key in ("trained", "finished")]
+        rollout, ran = _mapping(of_it.get("rollout")), _mapping(of_it.get("ran"))
+        means = [_number(_float(rollout.get(key))) for key in ("success", "score")]
+        failed = ", ".join(f"{k} {v}" for k, v in _mapping(of_it.get("failures")).items())
+        where = [str(ran.get("envs_on", "")), _generated(_mapping(ran.get("engines")))]
+        done.add_row(name, *counts, *means, failed or "none", *where)
+    reasons = {name: [str(one) for one in _list(of_it.get("why"))] for name, of_it in _envs(report)}
+    times = Counter(reason for own in reasons.values() for reason in own)
+    for name, own in reasons.items():
+        for reason in own:
+            if times[reason] < len(reasons):
+                why.add_row(f"why {name}", reason)
+    for reason, number in times.items():
+        if number == len(reasons):
+            why.add_row("why", reason)
+    yield done
+    yield why
+
+
+def _generated(engines: Mapping[str, object]) -> str:
+    """Return which engines answered an environment, most first."""
+    counts = {name: _float(_mapping(one).get("conversations")) for name, one in engines.items()}
+    total = sum(counts.values()) or 1.0
+    most = sorted(counts, key=lambda name: -counts[name])
+    return ", ".join(f"{counts[name] / total:.0%} {name}" for name in most)
 
 
 def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
@@ -241,8 +277,6 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
-    for name, of_it in _envs(report):
-        yield f"trained in {name}", f"{_float(of_it.get('trained')):,.0f} trajectories"
     yield "tokens/s", _throughput(report)
     yield "staleness", _histogram(_mapping(report.get("staleness")))
     failures = _mapping(report.get("failures"))
@@ -278,6 +312,10 @@ def _histogram(counts: Mapping[str, object]) -> str:
 
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else []
 
 
 def _float(value: object) -> float:

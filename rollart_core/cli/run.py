@@ -14,9 +14,9 @@ from rich.console import Console
 
 from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
-from rollart_core.config_load import RECORD_KEY, load_config, read_yaml
+from rollart_core.config_load import RECORD_KEY, read_yaml
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.resolve import ResolvedRun
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -42,7 +42,9 @@ def run(
 ) -> None:
     """Train a policy as a config file says."""
     path, settings = _arguments(config, overrides or [], resume)
-    resolved = resolve_run(load_config(path, settings), source=str(path), import_classes=dry_run)
+    from rollart_core.runtime.prepare import prepare
+
+    resolved = prepare(path, settings, import_classes=dry_run)
     console = Console(stderr=True) if as_json else stdout_console()
     if resume:
         from rollart_core.engine.resume import check_resume

@@ -187,7 +187,7 @@ class RunRecorder:
         self._log.trajectory(trajectory)
         plugins().observe("rollart_trajectory_finished", trajectory=trajectory)
         if trajectory.failure is not None:
-            self._totals.failures[trajectory.failure.kind.value] += 1
+            self._totals.fail(trajectory)
             return
         self._totals.finish(trajectory)
 
@@ -234,9 +234,9 @@ class RunRecorder:
         """Return what the report says of the RL phase."""
         return {**self._totals.as_dict(), "weights": self._swaps.totals()}
 
-    def totals_by_env(self) -> dict[str, dict[str, int]]:
-        """Return finished and trained trajectories of each environment."""
-        return self._totals.by_env()
+    def totals_by_env(self) -> dict[str, dict[str, Any]]:
+        """Return what became of the attempts of each environment."""
+        return self._totals.by_env(env.name for env in self._run.envs)
 
     # Parts of the above
 

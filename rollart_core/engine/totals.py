@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -70,6 +70,37 @@ class BatchTotals:
 
 
 @dataclass(slots=True)
+class EnvTotals:
+    """What the attempts of one environment came to."""
+
+    finished: int = 0
+    successes: int = 0
+    score: float = 0.0
+    reward: float = 0.0
+    """Sums over those that finished."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Kind -> attempts."""
+
+    def finish(self, trajectory: Trajectory) -> None:
+        """Count a trajectory that has a reward."""
+        self.finished += 1
+        self.successes += bool(trajectory.success)
+        self.score += trajectory.score or 0.0
+        self.reward += trajectory.reward or 0.0
+
+    def as_dict(self, trained: int) -> dict[str, Any]:
+        """Return it as plain JSON, means of what finished."""
+        n = max(self.finished, 1)
+        rollout = {"success": self.successes, "score": self.score, "reward": self.reward}
+        return {
+            "finished": self.finished,
+            "trained": trained,
+            "failures": dict(self.failures),
+            "rollout": {k: v / n for k, v in rollout.items()} if self.finished else None,
+        }
+
+
+@dataclass(slots=True)
 class Totals:
     """Sums over the RL phase, in this process."""
 
@@ -79,7 +110,7 @@ class Totals:
     generated: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     finished: Lengths = field(default_factory=Lengths)
-    finished_by_env: Counter[str] = field(default_factory=Counter)
+    envs: dict[str, EnvTotals] = field(default_factory=dict)
     by_batch: dict[int, BatchTotals] = field(default_factory=dict)
     """Of the batches that stand, by the version they were trained at."""
     undone: Counter[str] = field(default_factory=Counter)
@@ -100,7 +131,14 @@ class Totals:
         self.tokens += trajectory.num_tokens
         self.generated += trajectory.num_loss_tokens
         self.finished.add(trajectory)
-        self.finished_by_env[trajectory.ticket.task.env_id] += 1
+        self._of(trajectory).finish(trajectory)
+
+    def fail(self, trajectory: Trajectory) -> None:
+        """Count an attempt that failed."""
+        assert trajectory.failure is not None
+        kind = trajectory.failure.kind.value
+        self.failures[kind] += 1
+        self._of(trajectory).failures[kind] += 1
 
     def roll_back(self, policy_version: int) -> None:
         """Take back what was trained from ``policy_version`` on."""
@@ -118,13 +156,13 @@ class Totals:
             now.update({k: _sum(self.scheduler[k], v) for k, v in now.items() if k not in GAUGES})
         self.scheduler = now
 
-    def by_env(self) -> dict[str, dict[str, int]]:
-        """Return finished and trained trajectories of each environment."""
+    def by_env(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return what became of the attempts of each environment."""
         trained = sum((b.by_env for b in self.by_batch.values()), Counter[str]())
-        return {
-            name: {"finished": n, "trained": trained[name]}
-            for name, n in self.finished_by_env.items()
-        }
+        return {name: self.envs.get(name, EnvTotals()).as_dict(trained[name]) for name in names}
+
+    def _of(self, trajectory: Trajectory) -> EnvTotals:
+        return self.envs.setdefault(trajectory.ticket.task.env_id, EnvTotals())
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the report says of the RL phase."""

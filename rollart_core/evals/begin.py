@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config_load import apply_override, dump_yaml, load_mapping, read_yaml
+from rollart_core.config_load import apply_override, dump_yaml, read_yaml
 from rollart_core.engine.run_dir import new_run_dir
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
@@ -20,7 +20,8 @@ from rollart_core.evals.plan import EvalPlan
 from rollart_core.evals.suite import Suite, is_suite, read_suite
 from rollart_core.evals.table import Table, merged
 from rollart_core.evals.walls import left_out
-from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.resolve import ResolvedRun
+from rollart_core.runtime.prepare import prepare_mapping
 
 FOLDER = "evals"
 """Where the folders of evaluations are made, unless they are told otherwise."""
@@ -142,6 +143,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         if trained.is_dir():
             _set_model(mapping, str(trained), None)
     mapping["runtime"] = _on_this_machine(mapping.get("runtime"))
+    mapping.pop("engines", None)  # classes of engines are those of pools elsewhere
     return mapping
 
 
@@ -208,8 +210,7 @@ def _resolved(
     mapping["runs_dir"] = FOLDER
     keys = [apply_override(mapping, setting) for setting in settings]
     mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
-    config = load_mapping(mapping, Path(source), keys)
-    return resolve_run(config, source=source, trains=False, generates=has_model)
+    return prepare_mapping(mapping, source, keys, trains=False, generates=has_model)
 
 
 def _blank(run: ResolvedRun, plan: EvalPlan) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rollart_core.config_checks import num_engines
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import (
     Demand,
@@ -18,15 +19,15 @@ from rollart_core.contracts.hardware import (
 )
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.plan.shape import shape_of
-from rollart_core.resolve import ResolvedRun
+from rollart_core.resolve import Resolution, ResolvedRun
 
 
-def workloads_of(run: ResolvedRun) -> dict[str, Workload]:
+def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:
     """Return the declared workload of each environment, by the name it has in the run."""
     return {env.name: env.spec.workload for env in run.envs}
 
 
-def demand_of(run: ResolvedRun, model: ModelShape | None = None) -> Demand:
+def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) -> Demand:
     """Return what the run asks of the hardware besides.
 
     Args:
@@ -39,14 +40,16 @@ def demand_of(run: ResolvedRun, model: ModelShape | None = None) -> Demand:
         model=shape_of(run.config.model) or model,
         weights={env.name: env.weight for env in run.envs},
         max_concurrent=run.config.rollout.max_concurrent,
-        num_engines=None if runtime.kind == "inline" else runtime.num_engines,
+        num_engines=None
+        if runtime.kind == "inline" and not run.config.engines
+        else num_engines(run.config),
         num_trainer_ranks=runtime.num_trainer_ranks,
         stateless_rewards=bool(rewards) and all(r.spec.stateless for r in rewards),
     )
 
 
 def place(
-    run: ResolvedRun,
+    run: ResolvedRun | Resolution,
     pools: Sequence[Pool],
     demand: Demand,
     workloads: Mapping[str, Workload] | None = None,
@@ -62,6 +65,7 @@ def place(
     Raises:
         ConfigError: When the mapper cannot place the run.
     """
+    assert run.mapper is not None
     mapper: HardwareMapper = run.mapper.build()
     mapper.demand = demand
     try:
@@ -69,4 +73,6 @@ def place(
     except ConfigError:
         raise
     except ValueError as e:
-        raise ConfigError(f"mapper {run.mapper.spec.id}: {first_line(str(e))}") from e
+        lines = [first_line(line) for line in str(e).splitlines() or [type(e).__name__]]
+        name = run.mapper.spec.id
+        raise ConfigError("\n".join(f"mapper {name}: {line}" for line in lines)) from e

@@ -83,5 +83,8 @@ def _cached(hub_id: str) -> Path | None:
         hub = import_module("huggingface_hub")
     except ImportError:
         return None
-    found = hub.try_to_load_from_cache(hub_id, "config.json")
+    try:
+        found = hub.try_to_load_from_cache(hub_id, "config.json")
+    except ValueError:  # no id of the hub's
+        return None
     return Path(found) if isinstance(found, str) else None

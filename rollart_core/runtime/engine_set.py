@@ -125,9 +125,14 @@ class EngineSet:
         return self.counts.total() if pool is None else self.counts[pool]
 
     def _last(self, pool: str | None) -> int:
-        """Return the number of the engine to part with: one that is down, or the newest."""
+        """Return the number of the engine to part with: one that is down, or the newest.
+
+        No pool, and so no class of engines, loses its last one while another has several.
+        """
         there = [i for i, e in self._engines.items() if pool in (None, e.pool)]
         there = [i for i in there if self._engines[i].health != "lost"]
+        counts = self.counts
+        there = [i for i in there if counts[self._engines[i].pool] > 1] or there
         return max(there, key=lambda i: (self._engines[i].health != "up", i))
 
     async def _add(self, pool: str | None) -> None:

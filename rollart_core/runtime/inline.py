@@ -12,10 +12,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rollart_core.boxes.ledger import RUN_VARIABLE
 from rollart_core.config import InlineRuntime as InlineConfig
+from rollart_core.config_checks import INLINE_POOLS
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import LocalWorker, Worker
@@ -24,8 +26,8 @@ from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.process import PartProcess
 
-LOCAL = "local"
-"""The name of this machine as a pool."""
+LOCAL, BASE = INLINE_POOLS
+"""The name of this machine as a pool; and that of the engines of ``engine`` beside others."""
 
 
 class InlineRuntime(PartsRuntime):
@@ -38,6 +40,9 @@ class InlineRuntime(PartsRuntime):
         super().__init__(run, run_dir, shared_folder(run_dir.name))
         assert isinstance(run.config.runtime, InlineConfig)
         self._inline = run.config.runtime
+        further = [one.name for one in run.engines for _ in range(one.count)]
+        first = BASE if further else LOCAL
+        self._pools_of_engines = dict(enumerate([first] * self._inline.num_engines + further))
 
     @property
     def num_env_workers(self) -> int:
@@ -45,15 +50,22 @@ class InlineRuntime(PartsRuntime):
         return max(1, self._inline.env_processes)
 
     async def connect(self) -> Sequence[Pool]:
-        """Return this machine as the one pool there is."""
-        return [local_pool()]
+        """Return this machine as the one pool there is; or a pool for each class of engines."""
+        here = local_pool()
+        if not self.run.engines:
+            return [here]
+        ranks = self._inline.num_trainer_ranks
+        rest = replace(here, count=max(here.count, ranks + 1), roles=("envs", "trainer"))
+        classes = [(BASE, self._inline.num_engines)]
+        classes += [(one.name, one.count) for one in self.run.engines]
+        return [rest, *(Pool(name, "cpu", count, roles=("engines",)) for name, count in classes)]
 
     async def place(self, placement: Placement) -> None:
         """Do nothing: all is here."""
 
     def pool_of(self, role: str, index: int) -> str:
-        """Return the one pool."""
-        return LOCAL
+        """Return the one pool; of an engine, that of its class."""
+        return self._pools_of_engines[index] if role == "engine" else LOCAL
 
     def new_part(self, role: str, index: int = 0) -> Part:
         """Return an unstarted process of this machine."""
@@ -76,7 +88,9 @@ class InlineRuntime(PartsRuntime):
         return await self._started_worker(self.new_part("env"), limits)
 
     async def make_room(self, role: str, index: int, pool: str | None) -> None:
-        """Do nothing: a process more needs no leave."""
+        """Note where it is to be: a process more needs no leave."""
+        if role == "engine":
+            self._pools_of_engines[index] = pool or self._pools_of_engines[0]
 
     @property
     def env_workers_scale(self) -> bool:

@@ -36,10 +36,11 @@ from rollart_core.rollout.router import Router, combined
 from rollart_core.rollout.teacher import RunEpisode
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
+from rollart_core.runtime.env_reports import Routed, env_reports, whereabouts
 from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.pauses import short_pauses
 from rollart_core.runtime.planning import RunPlan
-from rollart_core.runtime.report import RunReport, Sampled, env_report, score_gain
+from rollart_core.runtime.report import RunReport, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
@@ -85,6 +86,7 @@ class _Launch:
         self._envs = RunEnvs(run)
         self._first_attempts = Attempts(run.config.failures.window)
         self._plan: RunPlan | None = None
+        self._routed: Routed = {}
 
     async def execute(self) -> RunReport:
         if self._resume is not None:
@@ -132,6 +134,7 @@ class _Launch:
             router, trainer = await runtime.start_model(model_path)
             router.place(placement)
             router.on_lost = self._fail
+            self._routed = router.counts.by_pool
             self._envs.wire(envs, router, model_path)
             await self._envs.open()
         until_end.enter_context(short_pauses())
@@ -346,18 +349,15 @@ class _Launch:
             warm_start=asdict(self._warm) if self._warm else None,
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
             placement=asdict(placement) if placement else {},
-            envs=self._env_reports(recorder, (before, after)),
+            envs=env_reports(
+                self._run,
+                recorder.totals_by_env(),
+                (before, after),
+                whereabouts(self._run, placement, self._routed),
+            ),
             rewards=self._envs.scoring.totals(),
             **recorder.totals(),
         )
-
-    def _env_reports(self, recorder: RunRecorder, sampled: Sampled) -> dict[str, dict[str, object]]:
-        counts, envs = recorder.totals_by_env(), self._run.envs
-        weights = {env.name: {"weight": env.weight} if len(envs) > 1 else {} for env in envs}
-        return {
-            name: weight | env_report(name, counts.get(name, {}), sampled)
-            for name, weight in weights.items()
-        }
 
     @asynccontextmanager
     async def _phase(self, name: str, detail: str = "") -> AsyncIterator[None]:

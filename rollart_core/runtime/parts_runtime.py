@@ -20,9 +20,11 @@ from pathlib import Path
 
 from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config import NewModel, PluginRef, RemoteModel
+from rollart_core.config_checks import num_engines
 from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import RollartError, UserError
-from rollart_core.resolve import ResolvedRun
+from rollart_core.resolve import ResolvedPlugin, ResolvedRun
 from rollart_core.rollout.env_pool import EnvPool, Worker
 from rollart_core.rollout.router import Router
 from rollart_core.rollout.teacher import Teacher
@@ -61,6 +63,7 @@ class PartsRuntime(ABC):
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
         self._teachers: list[RemoteEngine] = []
+        self._of_class: dict[int, list[int]] = {}
         failures = run.config.failures
         self.tell: Tell = nobody_listens
         """Keeps what becomes of parts: in a run, the journal."""
@@ -145,13 +148,13 @@ class PartsRuntime(ABC):
             host=self.trainer_host,
             watch=self.heartbeat.watch,
         )
-        await asyncio.gather(engines.start(config.runtime.num_engines), self._trainer.start())
+        await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
         return engines.router, self._trainer
 
     async def start_engines(self, model_path: str) -> Router:
         """Start the inference engines alone, with the weights the model has."""
         engines = self._engine_set(self._model(model_path), None)
-        await engines.start(self.config.runtime.num_engines)
+        await engines.start(num_engines(self.config))
         return engines.router
 
     async def start_teacher(self) -> Teacher:
@@ -351,19 +354,26 @@ class PartsRuntime(ABC):
             "kv_on_swap": config.rollout.kv_on_swap,
             "max_context_tokens": config.rollout.max_context_tokens,
         }
-        if self.run.engine.spec.takes_index:
-            settings["engine_index"] = index
+        pool = self.pool_of("engine", index)
+        plugin = self.run.engine_on(pool)
+        if plugin.spec.takes_index:
+            settings["engine_index"] = self._number(index, plugin)
         arguments = {
-            "plugin": self.run.engine,
+            "plugin": plugin,
             "model": model,
             "channel": channel,
             "settings": settings,
             "in_flight": config.rollout.in_flight,
         }
         care = Care(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
-        pool = self.pool_of("engine", index)
         new_part = partial(self.new_part, "engine", index)
         return RemoteEngine(new_part, arguments, pool=pool, care=care)
+
+    def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:
+        """Return which of its class an engine is, from 0."""
+        mine = self._of_class.setdefault(id(plugin), [])
+        mine.append(index)
+        return len(mine) - 1
 
     def new_restarts(self) -> Restarts:
         """Return how often one engine may be started again."""

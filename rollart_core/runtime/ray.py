@@ -29,7 +29,7 @@ from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.ray_actor import ActorSettings
-from rollart_core.runtime.ray_checks import NodeChecks
+from rollart_core.runtime.ray_checks import NodeChecks, refuse
 from rollart_core.runtime.ray_cluster import RayCluster, address_of
 from rollart_core.runtime.ray_part import Berth, RayPart
 from rollart_core.runtime.ray_pools import Node, Seat
@@ -46,7 +46,9 @@ class RayRuntime(PartsRuntime):
         super().__init__(run, run_dir, run_dir / "shared")
         assert isinstance(run.config.runtime, RayConfig)
         self._ray = run.config.runtime
-        self._cluster = RayCluster(self._ray, run_dir.name, sum(self._num_parts().values()))
+        self._classes = {one.name: one.count for one in run.engines}
+        num_parts = sum((*self._num_parts().values(), *self._classes.values()))
+        self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
         self._pools: list[RayPool] = []
         self._berths: dict[tuple[str, int], Berth] = {}
         self._parts: WeakSet[RayPart] = WeakSet()
@@ -72,12 +74,18 @@ class RayRuntime(PartsRuntime):
         self._watching = asyncio.create_task(self._watch_over(), name="watch the cluster")
         nodes = self._cluster.nodes()
         declared = self._ray.pools
-        self._pools = ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+        self._pools, faults = list(declared), []
+        try:
+            self._pools = (
+                ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+            )
+        except ConfigError as e:
+            faults = str(e).splitlines()
         if self._cluster.is_own and all(pool.device == "cpu" for pool in self._pools):
             self.trainer_host = "127.0.0.1"  # on CUDA ranks would count the machine's devices there
         self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
-        await self._checks.versions(nodes)
-        return [ray_pools.contract(pool) for pool in self._pools]
+        refuse([*faults, *await self._checks.versions(nodes)])
+        return [ray_pools.contract(pool, self._classes) for pool in self._pools]
 
     async def place(self, placement: Placement) -> None:
         """Reserve a seat for every part, and check the nodes that they are on.
@@ -86,7 +94,7 @@ class RayRuntime(PartsRuntime):
             ConfigError: When there is no room, or a node lacks what its parts need.
         """
         assert self._checks is not None
-        seats = ray_pools.seats_of(placement, self._pools, self._num_parts())
+        seats = ray_pools.seats_of(placement, self._pools, self._num_parts(), self._classes)
         nodes: dict[str, list[Node]] = {}
         for roles, strategy in self._together():
             mine = [seat for seat in seats if seat.role in roles]
@@ -96,9 +104,7 @@ class RayRuntime(PartsRuntime):
         reach = self.run.weights.spec.reach
         if reach == "machine":
             self._shared = shared_folder(self.run_dir.name)
-        await self._checks.files(nodes)
-        await self._checks.weights(nodes, self._shared)
-        await self._checks.boxes(nodes["env"])
+        refuse(await self._checks.parts(nodes, self._shared))
         trainer = nodes["trainer"][0]
         if reach == "network" and trainer.address != nodes["engine"][0].address:
             self._location = await self._address_of_weights(trainer)

@@ -1,6 +1,6 @@
 """What must hold on the nodes of a cluster before a run starts on them.
 
-Takes: a run, and the nodes its parts will be on. Gives: nothing, or a ConfigError that names the
+Takes: a run, and the nodes its parts will be on. Gives: what is missing, a line each that names the
 node and how to mend it. Never: changes a node, but for a file that it writes and removes.
 """
 
@@ -25,7 +25,7 @@ Nodes = Mapping[str, Sequence[Node]]
 
 
 class NodeChecks:
-    """The checks; each raises a ConfigError with a line for each node."""
+    """The checks; each returns a line for each node that lacks something."""
 
     def __init__(self, run: ResolvedRun, run_dir: Path, cluster: RayCluster) -> None:
         """Bind a run to its cluster."""
@@ -33,61 +33,72 @@ class NodeChecks:
         self._run_dir = run_dir
         self._cluster = cluster
 
-    async def versions(self, nodes: Sequence[Node]) -> None:
+    async def versions(self, nodes: Sequence[Node]) -> list[str]:
         """Every node has this process's Python, Ray, RollArt and plugins."""
         names = {p.distribution for p in self._run.plugins} | {"rollart", "ray"}
         here = ray_nodes.versions(sorted(names))
         here = {name: found for name, found in here.items() if found != ray_nodes.MISSING}
         answers = await self._cluster.ask(ray_nodes.ask_versions(sorted(names)), nodes)
         theirs = {node.title: found for node, found in answers.items()}
-        _raise(ray_nodes.differences(here, theirs))
+        return ray_nodes.differences(here, theirs)
 
-    async def files(self, nodes: Nodes) -> None:
+    async def parts(self, nodes: Nodes, shared: Path) -> list[str]:
+        """Return all that parts need and their nodes lack.
+
+        Args:
+            nodes: Where they will be.
+            shared: The folder that trainer and engines are to share.
+        """
+        boxes = await self.boxes(nodes["env"])
+        return [*await self.files(nodes), *await self.weights(nodes, shared), *boxes]
+
+    async def files(self, nodes: Nodes) -> list[str]:
         """Who reads or writes the run directory can; a model's folder is where it is read."""
-        computing = [*nodes["trainer"], *nodes["engine"]]
+        computing, faults = [*nodes["trainer"], *nodes["engine"]], []
         model = self._run.config.model
         if not isinstance(model, ModelPath):
             computing.append(nodes["env"][0])  # makes it
         elif Path(model.path).is_dir():
             there = await self._cluster.ask(ray_nodes.ask_whether_there(model.path), computing)
-            _raise(
+            faults = [
                 f"node {node.title} has no {model.path}: put the model on a file system that all "
                 "nodes share, or at the same path everywhere, or name it by its hub id"
                 for node, found in there.items()
                 if not found
-            )
+            ]
         probe, text = self._run_dir / ".seen", secrets.token_hex(8)
         probe.write_text(text, encoding="utf-8")
         try:
             seen = await self._cluster.ask(ray_nodes.ask_whether_seen(str(probe), text), computing)
         finally:
             probe.unlink()
-        _raise(
+        return faults + [
             f"node {node.title} does not see {self._run_dir}: set runs_dir to a folder on a file "
             "system that all nodes share (model, checkpoints and logs go there)"
             for node, found in seen.items()
             if not found
-        )
+        ]
 
-    async def weights(self, nodes: Nodes, shared: Path) -> None:
+    async def weights(self, nodes: Nodes, shared: Path) -> list[str]:
         """The engines see what the trainer writes, where the channel needs that."""
         if self._run.weights.spec.reach != "machine":
-            return
+            return []
         trainer, engines = nodes["trainer"][0], nodes["engine"]
         probe, text = str(shared / ".seen"), secrets.token_hex(8)
         wrong = (await self._cluster.ask(ray_nodes.ask_to_write(probe, text), [trainer]))[trainer]
         seen = await self._cluster.ask(ray_nodes.ask_whether_seen(probe, text), engines)
         await self._cluster.ask(ray_nodes.ask_to_remove(probe), [trainer])
-        _raise([f"node {trainer.title} cannot write to {shared}: {wrong}"] if wrong else [])
-        _raise(
+        if wrong:
+            return [f"node {trainer.title} cannot write to {shared}: {wrong}"]
+        return [
             f"node {node.title} does not share its memory with {trainer.title}, where the trainer "
             f"is: weights: {self._run.config.weights.id} works on one machine; take weights: "
             "collective, or disk with runs_dir on a file system that all nodes share"
             for node, found in seen.items()
             if not found
-        )
+        ]
 
-    async def boxes(self, nodes: Sequence[Node]) -> None:
+    async def boxes(self, nodes: Sequence[Node]) -> list[str]:
         """On every node of env workers, a box of each environment that needs one comes up."""
         faults = []
         for env in self._run.envs:
@@ -100,10 +111,10 @@ class NodeChecks:
                     why, mend = fault
                     told = f": {mend}" if mend else ""
                     faults.append(f"node {node.title} has no box for {name}: {why}{told}")
-        _raise(faults)
+        return faults
 
 
-def _raise(faults: Iterable[str]) -> None:
+def refuse(faults: Iterable[str]) -> None:
     """Raise a ConfigError with these lines, if there is one."""
     lines = list(faults)
     if lines:

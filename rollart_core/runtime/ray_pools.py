@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollart_core.config import RayPool
@@ -20,6 +20,7 @@ from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import ConfigError, did_you_mean
 
 ACCELERATOR = "accelerator_type:"
+_NO_CLASSES: Mapping[str, int] = {}
 _A_TOUCH = 0.001
 """How much of a resource that only marks a kind of node one part takes."""
 
@@ -103,36 +104,49 @@ def checked(declared: Sequence[RayPool], nodes: Sequence[Node]) -> list[RayPool]
     return pools
 
 
-def contract(pool: RayPool) -> Pool:
-    """Return a pool as hardware mappers see it."""
+def contract(pool: RayPool, classes: Mapping[str, int] = _NO_CLASSES) -> Pool:
+    """Return a pool as hardware mappers see it.
+
+    Args:
+        pool: The pool.
+        classes: Further classes of engines, each on a pool of its own: name -> engines.
+    """
+    own = pool.name in classes
     return Pool(
         name=pool.name,
         device=pool.device,
-        count=pool.count,
+        count=classes[pool.name] if own else pool.count,
         flops_per_s=pool.flops_per_s,
         bytes_per_s=pool.bytes_per_s,
         price_per_hour=pool.price_per_hour,
         resources=dict(pool.resources),
-        roles=pool.roles,
+        roles=("engines",) if own else pool.roles,
     )
 
 
 def seats_of(
-    placement: Placement, pools: Sequence[RayPool], num_parts: Mapping[str, int]
+    placement: Placement,
+    pools: Sequence[RayPool],
+    num_parts: Mapping[str, int],
+    classes: Mapping[str, int] = _NO_CLASSES,
 ) -> list[Seat]:
     """Return where each part goes.
 
     Args:
         placement: What the mapper said.
         pools: What there is.
-        num_parts: How many of ``engine``, ``trainer`` and ``env``.
+        num_parts: How many of ``engine`` (the first class), ``trainer`` and ``env``.
+        classes: Further classes of engines: pool -> how many.
 
     Raises:
         ConfigError: When a pool has fewer devices than parts would take.
     """
     by_name = {pool.name: pool for pool in pools}
     chosen = {
-        "engine": engine_pools(placement, num_parts["engine"]),
+        "engine": [
+            *engine_pools(_without(placement, classes, pools), num_parts["engine"]),
+            *(name for name, count in classes.items() for _ in range(count)),
+        ],
         "trainer": [placement.trainer] * num_parts["trainer"],
         "env": _round(sorted(set(placement.envs.values())), num_parts["env"]),
     }
@@ -178,6 +192,24 @@ def engine_pools(placement: Placement, num_engines: int) -> list[str]:
         most = [name for name in counts if counts[name] > 1]
         counts[max(most, key=lambda name: counts[name] - exact[name])] -= 1
     return [name for name, n in counts.items() for _ in range(n)]
+
+
+def _without(
+    placement: Placement, classes: Mapping[str, int], pools: Sequence[RayPool]
+) -> Placement:
+    """Return where the engines of the first class go: not on the pools of the others."""
+    if not classes:
+        return placement
+    shares = {
+        env_id: {name: share for name, share in of_it.items() if name not in classes}
+        for env_id, of_it in placement.engines.items()
+    }
+    if not any(share > 0 for of_it in shares.values() for share in of_it.values()):
+        able = [p.name for p in pools if not p.roles or "engines" in p.roles]
+        left = next((name for name in able if name not in classes), placement.trainer)
+        shares = {"": {left: 1.0}}
+    counts = {name: n for name, n in placement.num_engines.items() if name not in classes}
+    return replace(placement, engines=shares, num_engines=counts)
 
 
 def said_of(nodes: Sequence[Node]) -> str:

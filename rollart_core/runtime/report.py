@@ -62,8 +62,7 @@ class RunReport:
     rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Reward -> what its scores have cost, evaluations included: calls, seconds, cold starts."""
     envs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Each environment: trajectories finished and trained; where there are several also weight,
-    success, score and ``score_gain``."""
+    """Each environment: see :mod:`rollart_core.runtime.env_reports`."""
 
     def as_dict(self) -> dict[str, object]:
         """Return it as plain JSON."""
@@ -79,25 +78,6 @@ class RunReport:
             greedy = getattr(self, f"greedy_{name}")
             plain[f"greedy_{name}"] = greedy.as_dict() if greedy else None
         return plain
-
-
-def env_report(name: str, counts: Mapping[str, int], sampled: Sampled) -> dict[str, object]:
-    """Return what a run comes to in one environment.
-
-    Args:
-        name: What the run calls it.
-        counts: Trajectories finished and trained.
-        sampled: Evaluations of all environments; of a single one they are not repeated.
-    """
-    of_it = [r.by_env.get(name) if r else None for r in sampled]
-    found: dict[str, object] = {"finished": counts.get("finished", 0)}
-    found["trained"] = counts.get("trained", 0)
-    for when, result in zip(("before", "after"), of_it, strict=True):
-        if result:
-            found[f"success_{when}"] = result.success.as_dict()
-            found[f"score_{when}"] = result.score.as_dict()
-    gain = score_gain((of_it[0], of_it[1]))
-    return found | ({"score_gain": gain} if gain else {})
 
 
 def score_gain(sampled: Sampled) -> EstimateDict | None:

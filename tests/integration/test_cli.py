@@ -143,7 +143,7 @@ def test_run_refuses_a_config_in_one_line_a_problem(rollart: Run, config: Path) 
     code, _, err = rollart("run", str(config), "env.siz=4", "algorithm.clip_hi=1")
     assert code == 1
     assert len(err.splitlines()) == 2
-    assert f"Error: {config}: algorithm.clip_hi: unknown key. Did you mean 'clip_high'?" in err
+    assert "Error: command line: algorithm.clip_hi: unknown key. Did you mean 'clip_high'?" in err
 
 
 def test_run_without_a_config_is_a_usage_error(rollart: Run) -> None:

@@ -50,7 +50,7 @@ ROOMS = (
     ("config", "config_rewards", "config_training", "problems", "endpoint"),
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
-        *("config_learning", "config_load", "config_lora", "manifest", "vocabulary"),
+        *("config_learning", "config_load", "config_lora", "manifest", "missing", "vocabulary"),
         *("isolation", "plugin_api", "plugins", "registry", "resolve", "resolve_envs"),
         "resolve_plugin",
     ),

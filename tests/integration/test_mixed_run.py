@@ -82,6 +82,14 @@ def test_both_are_trained_in_proportion_and_told_of_apart(tmp_path):
     assert [of_each[name]["weight"] for name in ("long", "short")] == [2, 1]
     assert [of_each[name]["score_after"]["n"] for name in ("long", "short")] == [4, 2]
     assert plain["score_after"]["n"] == 6
+    for name in ("long", "short"):
+        assert of_each[name]["failures"] == {}
+        assert of_each[name]["rollout"]["score"] >= 0
+        assert of_each[name]["why"] == ["everything shares local, the first pool with a device"]
+        ran = of_each[name]["ran"]
+        assert (ran["runtime"], ran["envs_on"]) == ("inline", "local")
+        assert ran["engines"]["local"]["engine"] == "rollart/Embedded-v1"
+        assert ran["engines"]["local"]["conversations"] >= of_each[name]["finished"]
     assert set(plain["placement"]["envs"]) == {"long", "short"}
     with JournalReader(run_dir) as journal:
         shown = [m.value for m in journal.metrics("env/short/trajectories")]

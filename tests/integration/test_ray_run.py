@@ -207,6 +207,27 @@ def test_what_a_node_lacks_is_said_with_its_name(
             launch(small_run(tmp_path, **on_ray))
 
 
+def test_all_that_cluster_and_nodes_lack_is_one_error(
+    on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_checks.ray_nodes, "ask_versions", _other_versions)
+        patch.setattr(ray_nodes, "versions", lambda names: {"rollart": "0.1.0"})
+        wrong = {"pools": [{"name": "big", "device": "H100", "count": 1}]}
+        with pytest.raises(ConfigError) as told:
+            launch(small_run(tmp_path, runtime=on_ray["runtime"] | wrong, mapper="static"))
+    lines = str(told.value).splitlines()
+    assert sum("has rollart 0.0.1 (here 0.1.0)" in line for line in lines) == 3
+    assert sum("pool 'big': no node of the cluster has GPU 1" in line for line in lines) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_nodes, "ask_whether_seen", lambda path, text: lambda: False)
+        patch.setattr(ray_nodes, "ask_to_write", lambda path, text: lambda: "read only")
+        with pytest.raises(ConfigError) as told:
+            launch(small_run(tmp_path, **on_ray))
+    assert "set runs_dir to" in str(told.value)
+    assert "cannot write to /dev/shm" in str(told.value)
+
+
 def test_no_cluster_there(tmp_path: Path) -> None:
     runtime = {"kind": "ray", "address": "127.0.0.1:9"}
     with pytest.raises(ConfigError, match=r"no Ray cluster to join at 127.0.0.1:9"):

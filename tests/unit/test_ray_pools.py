@@ -145,3 +145,27 @@ def test_versions_that_differ_are_named_with_their_node() -> None:
         "node b has Python 3.12 (here 3.11), acme not installed (here 1.2): install the same there"
     ]
     assert ray_nodes.versions(["rollart", "no-such-package"])["no-such-package"] == "none"
+
+
+CLASSES = {"gpu": 2}
+THREE = [
+    RayPool(name="cores", count=4, roles=("envs", "trainer")),
+    RayPool(name="few", count=2),
+    RayPool(name="gpu", count=3, device="H100"),
+]
+PARTS = {"engine": 1, "trainer": 1, "env": 1}
+
+
+def test_a_further_class_of_engines_has_a_pool_of_its_own() -> None:
+    found = ray_pools.contract(THREE[2], CLASSES)
+    assert (found.count, found.roles) == (2, ("engines",))
+    assert ray_pools.contract(THREE[1], CLASSES).roles == ()
+    placed = placement({"few": 0.5, "gpu": 0.5}, env="cores", trainer="cores")
+    seats = ray_pools.seats_of(placed, THREE, PARTS, CLASSES)
+    assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
+
+
+def test_engines_of_the_first_class_have_a_place_where_the_mapper_sends_nobody() -> None:
+    placed = placement({"gpu": 1.0}, env="cores", trainer="cores")
+    seats = ray_pools.seats_of(placed, THREE, PARTS, CLASSES)
+    assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -78,6 +81,23 @@ class SGLangConfig(BaseModel):
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
                 raise ValueError(f"{key} has no effect with {why}; remove it")
         return self
+
+    def missing(self) -> dict[str, str]:
+        """Return what a server is launched with and this machine has not."""
+        if self.url:
+            return {}
+        if not self.command:
+            if find_spec("sglang") is not None:
+                return {}
+            return {
+                "command": "is not given, and this Python has no sglang: give one, such as "
+                "[/opt/sglang/bin/python, -m, sglang.launch_server], or url of a running server"
+            }
+        program, *rest = self.command
+        if which(program) is None:
+            return {"command": f"there is no program {program!r} here"}
+        scripts = [part for part in rest if part.endswith(".py") and not Path(part).is_file()]
+        return {"command": f"there is no file {scripts[0]!r} here"} if scripts else {}
 
     def _idle(self) -> list[tuple[str, str]]:
         """Return keys that have no effect, each with the reason."""

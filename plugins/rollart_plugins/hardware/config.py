@@ -14,7 +14,7 @@ Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StaticConfig(BaseModel):
-    """Options of `static`. What they leave out goes to the first pool that has a device."""
+    """Options of `static`. What they leave out goes to the first pool with a device and a role."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

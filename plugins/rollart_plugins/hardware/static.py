@@ -6,15 +6,16 @@ Never: moves anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rollart_core.contracts.env import Workload
-from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
+from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool, Role
 from rollart_core.errors import did_you_mean
 from rollart_core.plan.fit import usable_pools
 
 OTHERS = "*"
+ROLES: tuple[Role, ...] = ("envs", "engines", "trainer")
 T = TypeVar("T")
 
 
@@ -45,38 +46,56 @@ class StaticMapper(HardwareMapper):
         """Place everything as configured.
 
         Raises:
-            ValueError: When the tables name an env or a pool that there is not.
+            ValueError: When the tables name envs or pools that there are not; a line each.
         """
-        names = [pool.name for pool in usable_pools(pools)]
+        usable = usable_pools(pools)
+        names = [pool.name for pool in usable]
+        first = {role: _first(usable, role) for role in ROLES}
+        envs = {e: str(self._of(self._envs, e, first["envs"])) for e in workloads}
+        engines = {e: self._shares(e, first["engines"]) for e in workloads}
+        trainer = self._trainer or first["trainer"]
+        asked = [("envs", pool) for pool in envs.values()]
+        asked += [("engines", pool) for shares in engines.values() for pool in shares]
+        asked += [("trainer", trainer)]
+        asked += [("rewards", self._rewards)] if self._rewards != "inline" else []
+        faults = [*self._strangers(workloads), *_missing(asked, names)]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return Placement(
+            envs=envs,
+            engines=engines,
+            trainer=trainer,
+            rewards=self._rewards,
+            reasons=("the config says so",),
+        )
+
+    def _strangers(self, workloads: Mapping[str, Workload]) -> Iterator[str]:
         for table, key in ((self._envs, "envs"), (self._engines, "engines")):
             for env_id in table:
                 if env_id not in (OTHERS, *workloads):
                     near = did_you_mean(env_id, list(workloads))
-                    raise ValueError(f"{key}: the run has no environment {env_id!r}.{near}")
-        return Placement(
-            envs={e: _known(self._of(self._envs, e, names), names, "envs") for e in workloads},
-            engines={e: self._shares(e, names) for e in workloads},
-            trainer=_known(self._trainer or names[0], names, "trainer"),
-            rewards=self._rewards
-            if self._rewards == "inline"
-            else _known(self._rewards, names, "rewards"),
-            reasons=("the config says so",),
-        )
+                    yield f"{key}: the run has no environment {env_id!r}.{near}"
 
-    def _shares(self, env_id: str, names: Sequence[str]) -> dict[str, float]:
-        given = self._of(self._engines, env_id, names)
+    def _shares(self, env_id: str, first: str) -> dict[str, float]:
+        given = self._of(self._engines, env_id, first)
         shares = {given: 1.0} if isinstance(given, str) else dict(given)
         total = sum(shares.values())
-        return {_known(p, names, "engines"): share / total for p, share in shares.items()}
+        return {pool: share / total for pool, share in shares.items()}
 
-    def _of(self, table: Mapping[str, T], env_id: str, names: Sequence[str]) -> T | str:
-        return table.get(env_id, table.get(OTHERS, names[0]))
+    def _of(self, table: Mapping[str, T], env_id: str, first: str) -> T | str:
+        return table.get(env_id, table.get(OTHERS, first))
 
 
-def _known(pool: str, names: Sequence[str], key: str) -> str:
-    if pool not in names:
-        near = did_you_mean(pool, list(names))
-        raise ValueError(
-            f"{key}: there is no pool {pool!r} with a device.{near} There are: {', '.join(names)}"
-        )
-    return pool
+def _first(pools: Sequence[Pool], role: Role) -> str:
+    """Return the first pool that may be used for something; without any, the first."""
+    able = (pool.name for pool in pools if not pool.roles or role in pool.roles)
+    return next(able, pools[0].name)
+
+
+def _missing(asked: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[str]:
+    """Yield which pools are not there, each once, and for what they were named."""
+    for key, pool in dict.fromkeys(asked):
+        if pool not in names:
+            near = did_you_mean(pool, list(names))
+            there = ", ".join(names)
+            yield f"{key}: there is no pool {pool!r} with a device.{near} There are: {there}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shutil import which
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -92,6 +93,12 @@ class BubblewrapConfig(HeldConfig):
     cgroup: bool = True
     """Whether to use a cgroup where one can be written."""
 
+    def missing(self) -> dict[str, str]:
+        """Return what a box needs and this machine has not."""
+        if which("bwrap") is None:
+            return {"id": "bwrap is not installed: install the package bubblewrap"}
+        return {}
+
 
 class DockerConfig(HeldConfig):
     """Options of ``rollart/Docker-v1``."""
@@ -127,3 +134,9 @@ class DockerConfig(HeldConfig):
     """Runtime of the engine, such as `runsc` (gVisor); the engine's default if none."""
     host: str = ""
     """Address of the engine; `DOCKER_HOST`, or else the usual socket, if none."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the engine or the image that is not there."""
+        from rollart_plugins.sandboxes.docker_host import fault
+
+        return fault(self)

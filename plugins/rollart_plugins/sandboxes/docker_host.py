@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from rollart_core.boxes import loop
 from rollart_core.boxes.owner import OWNER_LABEL, is_orphan
 from rollart_core.contracts.host import Finding
 from rollart_core.errors import SandboxFailure
@@ -27,6 +28,12 @@ _FRESH_S: Final = 60.0
 _OVERDUE_S: Final = 300.0
 """Seconds after the end of its time at which a box of whatever owner is removed."""
 _PULL_S: Final = 1800.0
+_NOWHERE: Final = (
+    "there is no image {!r} on the Docker engine at {}, and none to be fetched ({}): `docker load` "
+    "it, or name another with the option image"
+)
+_LOOK_S: Final = 10.0
+"""For an engine to say whether it and an image are there."""
 
 _known: dict[str, tuple[float, dict[str, Any]]] = {}
 _pulls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = (
@@ -64,6 +71,27 @@ async def image(engine: Engine, options: DockerConfig) -> dict[str, Any]:
             "`docker load` it, name another with the option image, or allow pull: missing"
         )
     return found
+
+
+def fault(options: DockerConfig) -> dict[str, str]:
+    """Return, by option, the engine or the image that is not there, without fetching any."""
+    try:
+        loop.run(_there(options))
+    except SandboxFailure as e:
+        return {"image" if "image" in str(e) else "host": str(e)}
+    return {}
+
+
+async def _there(options: DockerConfig) -> None:
+    engine = Engine(options.host, timeout_s=_LOOK_S)
+    await about(engine)
+    if options.pull == "never" or await _image(engine, options.image) is not None:
+        await image(engine, options)
+        return
+    try:  # the engine asks the registry what it knows, and fetches nothing
+        await engine.ask("GET", f"/distribution/{quote(options.image)}/json")
+    except EngineError as e:
+        raise unfit(_NOWHERE.format(options.image, engine.host, e.said)) from e
 
 
 async def _image(engine: Engine, name: str) -> dict[str, Any] | None:

@@ -77,10 +77,12 @@ class LocalLambda:
 
     Args:
         settings: The function.
+        port: Where to listen; 0: any that is free.
     """
 
-    def __init__(self, settings: FunctionSettings) -> None:
+    def __init__(self, settings: FunctionSettings, *, port: int = 0) -> None:
         self.settings = settings
+        self._port = port
         self.url = ""
         """For boto3's ``endpoint_url``."""
         self.num_started = 0
@@ -105,7 +107,7 @@ class LocalLambda:
         app.router.add_post(f"{_RUNTIME}/init/error", self._init_failed)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        _, port = await self._listen()
+        _, port = await self._listen(self._port)
         self.url = f"http://127.0.0.1:{port}"
         self._spawn(self._reap())
         return self
@@ -226,8 +228,8 @@ class LocalLambda:
 
     # Instances
 
-    async def _listen(self) -> tuple[web.TCPSite, int]:
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+    async def _listen(self, port: int = 0) -> tuple[web.TCPSite, int]:
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         return site, self._runner.addresses[-1][1]
 

@@ -1,0 +1,90 @@
+"""The mission: its config holds together, and its benchmark makes the runs that it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rollart_core import plugins, registry
+from rollart_core.bench import mission
+from rollart_core.config_load import dump_yaml, load_config, read_yaml
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.errors import UserError
+from rollart_core.hookspecs import hookimpl
+from rollart_core.plan.run_plan import demand_of, place
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime import ray_pools
+
+HOOK = "rollart_environments"
+CONFIG = Path(__file__).resolve().parents[2] / "examples/mission.yaml"
+
+
+@pytest.fixture(autouse=True)
+def third_party() -> Iterator[None]:
+    """The package that `examples/mission/setup` makes, publishes and installs."""
+
+    @hookimpl
+    def rollart_environments() -> list[EnvSpec]:
+        return [EnvSpec(id="acme/Maze-v1", entry_point="rollart_core.testing:FakeEnv")]
+
+    installed = "acme/Maze-v1" in registry.names("environments")
+    package = {} if installed else {"acme": SimpleNamespace(**{HOOK: rollart_environments})}
+    with plugins.using(package):
+        yield
+
+
+def test_the_config_holds_together_and_every_class_has_an_engine() -> None:
+    run = resolve_run(load_config(CONFIG))
+    assert [env.name for env in run.envs] == [
+        "webshop/WebShop-v1",
+        "swe/FunctionRepair-v1",
+        "toy/FrozenLake-v1",
+        "acme/Maze-v1",
+    ]
+    assert run.config.runtime.kind == "ray"
+    classes = {one.name: one.count for one in run.engines}
+    pools = [ray_pools.contract(pool, classes) for pool in run.config.runtime.pools]
+    placement = place(run, pools, demand_of(run))
+    seats = ray_pools.seats_of(
+        placement, run.config.runtime.pools, {"engine": 1, "trainer": 1, "env": 2}, classes
+    )
+    assert [(seat.role, seat.pool) for seat in seats] == [
+        ("engine", "embedded"),
+        ("engine", "served"),
+        ("trainer", "trainers"),
+        ("env", "boxes"),
+        ("env", "boxes"),
+    ]
+    assert sum(seat.resources["slot"] for seat in seats) <= 2 * mission.SLOTS["slot"]
+
+
+def test_an_environment_alone_gets_as_many_trajectories_as_beside_others(tmp_path: Path) -> None:
+    config = read_yaml(CONFIG)
+    rollout = config["rollout"]
+    batch = rollout["groups_per_batch"] * rollout["group_size"]
+    for entry in config["env"]:
+        name = mission.name_of(entry)
+        alone = mission._alone(config, name, 2 * batch + 1)
+        assert alone["stop"] == {"batches": 3}
+        path = tmp_path / "alone.yaml"
+        path.write_text(dump_yaml(alone))
+        assert [env.name for env in resolve_run(load_config(path)).envs] == [name]
+
+
+def test_commands_are_found_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIG.parents[1])
+    engine = mission._absolute(read_yaml(CONFIG))["engines"][0]["engine"]
+    assert engine["command"] == [
+        str(CONFIG.parents[1] / ".venv-sglang/bin/python"),
+        str(CONFIG.parents[1] / "tests/sglang_cpu/serve_cpu.py"),
+    ]
+
+
+def test_cases_are_those_there_are() -> None:
+    assert mission._cases(None) == ["peace", "attack", "alone"]
+    assert mission._cases("peace, attack") == ["peace", "attack"]
+    with pytest.raises(UserError, match="case: 'war' is none of peace, attack, alone"):
+        mission._cases("war")
