@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -327,7 +328,8 @@ def test_a_run_with_adapters_goes_on_and_its_model_can_be_evaluated(tmp_path):
     assert changed == {f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")}
     assert (run_dir / "model-trained-adapter" / "adapter_config.json").is_file()
     words = ["eval", str(run_dir), "evaluation.tasks=4", f"runs_dir={tmp_path}"]
-    subprocess.run([sys.executable, "-c", START, *words], check=True, timeout=200)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", START, *words], check=True, timeout=200, env=environ)
 
 
 @pytest.mark.slow
