@@ -104,6 +104,12 @@ class ResolvedRun:
         return tuple({(p.kind, p.spec.id): p for p in found}.values())
 
     @property
+    def engine_devices(self) -> int:
+        """Accelerators that one inference engine takes."""
+        option = self.engine.spec.devices_option
+        return int(self.engine.options.get(option, 1)) if option else 1
+
+    @property
     def trained_temperature(self) -> float:
         """What the trainer divides logits by: what was sampled at, and 1 for demonstrations."""
         return 1.0 if self.demonstrates else self.config.rollout.temperature

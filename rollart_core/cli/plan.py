@@ -61,7 +61,7 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
     if demand.model is None:
         raise ConfigError(
             f"{source}: model: its config.json is not on this machine, so its size is not known; "
-            "download it, or give its shape in the cluster file under model"
+            "download it, or give its shape in model.shape or in the cluster file under model"
         )
     pools = cluster.to_pools()
     placement = place(run, pools, demand)

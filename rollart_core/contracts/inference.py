@@ -39,6 +39,12 @@ class InferenceEngineSpec(PluginSpec):
     """False when its weights stay what they are: it is for evaluation only."""
     scores: bool = False
     """Whether it has :meth:`InferenceEngine.score`, which a teacher needs."""
+    devices_option: str | None = None
+    """Its option that says how many accelerators of one machine an engine takes; None: one."""
+    first_device_option: str | None = None
+    """Its option that says at which accelerator of the machine the first engine begins: nothing
+    where the cluster gives each engine accelerators of its own. Such an engine is built with
+    ``has_own_devices``: whether it sees no others."""
 
 
 @dataclass(frozen=True, slots=True)

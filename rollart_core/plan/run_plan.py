@@ -22,7 +22,10 @@ from rollart_core.resolve import ResolvedRun
 
 
 def workloads_of(run: ResolvedRun) -> dict[str, Workload]:
-    """Return the declared workload of each environment, by the name it has in the run."""
+    """Return the workload of each environment, by the name it has in the run: as declared."""
+    asked = run.config.rollout.workload
+    if asked is not None and len(run.envs) == 1:
+        return {run.envs[0].name: Workload(**asked.model_dump())}
     return {env.name: env.spec.workload for env in run.envs}
 
 
@@ -40,7 +43,9 @@ def demand_of(run: ResolvedRun, model: ModelShape | None = None) -> Demand:
         weights={env.name: env.weight for env in run.envs},
         max_concurrent=run.config.rollout.max_concurrent,
         num_engines=None if runtime.kind == "inline" else runtime.num_engines,
+        engine_devices=run.engine_devices,
         num_trainer_ranks=runtime.num_trainer_ranks,
+        recomputes=run.config.trainer.activation_checkpointing,
         stateless_rewards=bool(rewards) and all(r.spec.stateless for r in rewards),
     )
 

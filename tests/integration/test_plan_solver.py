@@ -183,7 +183,7 @@ def test_no_rate_is_above_what_the_devices_could_do_at_best(mix, pools, demand):
     found = fit(mix, pools, demand)
     names = {way.pool for way in found.ways}
     count = sum(pool.count for pool in pools if pool.name in names)
-    least = {e: min(w.device_s for w in found.ways if w.env_id == e) for e in mix}
+    least = {e: min(w.engine_s for w in found.ways if w.env_id == e) for e in mix}
     at_best = count / sum(least.values()) * len(mix)
     assert rate(mix, pools, demand) <= at_best * (1 + 1e-6)
 

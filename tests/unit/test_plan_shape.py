@@ -26,7 +26,12 @@ def test_parameters_are_counted_to_a_thousandth():
 
 
 def test_all_experts_of_a_mixture_count():
-    mixture = {**QWEN_7B, "num_experts": 8, "moe_intermediate_size": 2368}
+    mixture = {
+        **QWEN_7B,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 2368,
+    }
     assert of_config(mixture, 2.0).num_params == of_config(QWEN_7B, 2.0).num_params
 
 
