@@ -1,4 +1,4 @@
-"""The shape of a model and what an episode asks of it, where a file says it: numbers for the planner.
+"""The shape of a model, and what an episode asks of it, where a file says it: for the planner.
 
 Takes: plain mappings. Gives: frozen sections. Never: reads a model.
 """

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rollart_core import registry
-from rollart_core.config import Deadlines, NewModel, RemoteModel, RunConfig
+from rollart_core.config import Deadlines, NewModel, RayRuntime, RemoteModel, RunConfig
 from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
@@ -291,6 +291,11 @@ def _engine_problems(
             "deterministic: false"
         )
         yield Problem(("deterministic",), message)
+    if engine and isinstance(config.runtime, RayRuntime):
+        option = engine.spec.first_device_option
+        if option and config.engine.options.get(option):
+            message = "has no effect with runtime: ray, which gives each engine devices of its own"
+            yield Problem(("engine", option), f"{message}; remove it")
     if not trains and isinstance(config.model, NewModel):
         message = "new: it has learned nothing yet; name a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)

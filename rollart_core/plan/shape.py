@@ -1,7 +1,8 @@
 """The shape of a run's model, before it is loaded or even made.
 
 Takes: the ``model`` section of a run config. Gives: a :class:`ModelShape`, or None for a model that
-is not on this machine and whose section does not say it. Never: downloads anything or imports torch.
+is not on this machine and whose section does not say it. Never: downloads anything or imports
+torch.
 """
 
 from __future__ import annotations
@@ -94,12 +95,12 @@ def _check_alike(said: ModelShape, read: ModelShape, path: Path) -> None:
         if getattr(said, name) != getattr(read, name):
             raise ConfigError(
                 f"model.shape.{name} is {getattr(said, name)}, and {path} says "
-                f"{getattr(read, name)}: correct it, or remove model.shape, which is not needed here"
+                f"{getattr(read, name)}: correct it, or remove model.shape"
             )
     if abs(said.num_params / read.num_params - 1) > ROUNDED:
         raise ConfigError(
             f"model.shape.num_params is {said.num_params:,}, and {path} comes to "
-            f"{read.num_params:,}: correct it, or remove model.shape, which is not needed here"
+            f"{read.num_params:,}: correct it, or remove model.shape"
         )
 
 
