@@ -36,6 +36,8 @@ class Shape(Section):
     """Of a mixture: experts of a layer that one token goes through."""
     width: Count = 0
     """Of the residual stream; 0: ``num_heads`` times ``head_dim``."""
+    vocab_size: Count = 0
+    """Tokens; 0: what logits take is not reckoned."""
     num_outer_params: Count = 0
     """Parameters outside of the layers, embeddings and head; 0: taken to be few."""
 

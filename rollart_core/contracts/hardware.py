@@ -68,6 +68,8 @@ class ModelShape:
     """Of the residual stream."""
     num_outer_params: int = 0
     """Those outside of the layers: embeddings and head."""
+    vocab_size: int = 0
+    """Tokens; 0: not known."""
 
     @property
     def weight_bytes(self) -> float:

@@ -82,6 +82,7 @@ def of_config(config: Mapping[str, Any], bytes_per_value: float) -> ModelShape:
         experts_per_token=per_token,
         width=width,
         num_outer_params=embeddings,
+        vocab_size=text["vocab_size"],
     )
 
 
