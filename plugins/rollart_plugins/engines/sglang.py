@@ -36,6 +36,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.incoming import fetch
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.sglang_checks import ModelFacts, Needs, check_server, model_facts
@@ -370,8 +371,9 @@ class SGLangEngine(InferenceEngine):
         async with self._swap_lock:
             moved = -channel.moved_bytes
             incoming = await asyncio.to_thread(fetch, channel, policy_version, None)
-            self._facts.check_fit(incoming.tensors)
-            ready = await asyncio.to_thread(road.prepare, incoming.tensors)
+            tensors = as_in_files(incoming.tensors, self._facts.architectures)
+            self._facts.check_fit(tensors)
+            ready = await asyncio.to_thread(road.prepare, tensors)
             tag = self._tag(incoming.policy_version)
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
