@@ -203,15 +203,15 @@ def machine_verdict(model: ModelShape, pool: Pool, num_ranks: int) -> Verdict | 
     if not pool.host_memory_bytes:
         return None
     there = min(num_ranks, pool.per_node or pool.count)
-    needed, have = {"loading": 4.0 * model.num_params * there}, float(pool.host_memory_bytes)
-    if needed["loading"] <= have:
-        return Verdict("machine", pool.name, -(-num_ranks // there), needed, have)
-    able = int(have / (4.0 * model.num_params))
+    each, have = 4.0 * model.num_params, float(pool.host_memory_bytes)
+    count, needed = -(-num_ranks // there), {"loading": each * there}
+    if each * there <= have:
+        return Verdict("machine", pool.name, count, needed, have)
     says = (
-        f"{there} rank(s) of a machine of {pool.name} load the model in {needed['loading'] / GB:.0f}"
-        f" GB of its memory, which has {have / GB:.0f} GB: have at most {able} rank(s) a machine"
+        f"{there} rank(s) of a machine of {pool.name} load the model in {each * there / GB:.0f} GB "
+        f"of its memory, which has {have / GB:.0f} GB: have at most {int(have / each)} rank(s) a "
+        "machine"
     )
-    count = -(-num_ranks // there)
     return Verdict("machine", pool.name, count, needed, have, says, fits=False)
 
 

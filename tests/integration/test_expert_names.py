@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rollart_core.config import Trainer
 from rollart_core.errors import ConfigError
 from rollart_core.plan.shape import of_config
+from rollart_core.registry import build
 from rollart_core.train import checkpoint
+from rollart_core.train.trainer import Trainer as LiveTrainer
+from rollart_core.types import Sample
 from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.sglang_weights import model_folder
 
@@ -56,3 +61,24 @@ def test_weights_by_folder_need_the_config_on_this_machine(tmp_path: Path) -> No
     for path in ("nobody/none-8B", str(tmp_path / "no folder")):
         with pytest.raises(ConfigError, match="neither a folder nor in the hub's cache"):
             model_folder(path)
+
+
+def test_a_mixture_is_trained_and_published(tmp_path: Path) -> None:
+    mixture().save_pretrained(tmp_path / "model")
+    channel = build("weight_channels", "disk", location=str(tmp_path / "weights"))
+    config = Trainer(activation_checkpointing=True)
+    settings = {"model_path": str(tmp_path / "model"), "dtype": "bfloat16", "device": "cpu"}
+    trainer = LiveTrainer(config, build("algorithms", "grpo"), channel=channel, **settings)
+    at = np.arange(12)
+    sampled = np.where(at >= 6, 0, -1)
+    row = Sample(at, at >= 6, np.zeros(12, dtype=np.float32), sampled, sampled)
+    losses = [trainer.supervise([row, row], 1e-2)["loss"] for _ in range(4)]
+    assert losses[-1] < losses[0]
+    trainer.publish(1)
+    files = load_file(tmp_path / "model" / "model.safetensors")
+    with channel.fetch(1) as fetched:
+        given = dict(as_in_files(list(fetched), ["Qwen3MoeForCausalLM"]))
+    shapes = {name: tensor.shape for name, tensor in given.items()}
+    assert shapes == {name: tensor.shape for name, tensor in files.items()}
+    assert {tensor.dtype for tensor in given.values()} == {torch.bfloat16}
+    trainer.close()

@@ -87,6 +87,7 @@ def test_what_is_rich_in_arithmetic_and_what_in_bandwidth():
     balance = {name: d.flops_per_s / d.bytes_per_s for name, d in DEVICES.items() if d.bytes_per_s}
     assert balance["H20"] < balance["A100-80GB"] < balance["H200"] < balance["H100-SXM"]
 
+
 # 10^9 parameters, of which a token goes through 280 million: shared + X / 10 = 0.28, shared + X = 1
 MIXTURE = ModelShape(
     10**9, 10, 10, 1, 100, num_active_params=280_000_000, num_experts=10, experts_per_token=1

@@ -51,6 +51,7 @@ def test_a_new_model_has_the_shape_it_will_be_made_with():
     assert shape.num_params == 1024 * 128 + 3 * (128 * 64 * 6 + 3 * 128 * 384)
     assert shape.bytes_per_value == 4.0
 
+
 QWEN3_8B = {
     **{"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32},
     **{"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128},

@@ -1,7 +1,7 @@
 """Weights of a mixture of experts under the names of its published files, which servers read.
 
-    transformers, in memory    ...mlp.experts.gate_up_proj [E, 2 I, H]    ...experts.down_proj [E, H, I]
-    files, and servers         ...mlp.experts.7.gate_proj.weight [I, H], up_proj, down_proj [H, I]
+    transformers, in memory    ...experts.gate_up_proj [E, 2 I, H], ...experts.down_proj [E, H, I]
+    files, and servers         ...experts.7.gate_proj.weight [I, H], up_proj, down_proj [H, I]
 
 Takes: named tensors as a trainer publishes them. Gives: the same as views, an expert each. Never:
 copies a tensor, or touches a model it does not know.
