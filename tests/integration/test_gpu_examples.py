@@ -73,6 +73,27 @@ def test_it_fits_its_cluster_by_the_plan(rollart, config: Path) -> None:
     assert parts["engine"]["needed"]["weights"] == pytest.approx(each, rel=1e-3)
 
 
+def test_the_figures_of_the_page_are_those_of_the_plan(rollart) -> None:
+    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip("`"): cells for cells in _rows_of(page)}
+    assert set(rows) == {config.stem for config in CONFIGS}
+    for config in CONFIGS:
+        _, out, _ = rollart("plan", str(config), "--cluster", cluster_of(config), "--json")
+        said = json.loads(out)
+        parts = {v["part"]: v for v in said["memory"]}
+        memory = [
+            f"{parts[name]['needed_bytes'] / 1e9:.0f} of {parts[name]['have_bytes'] / 1e9:.0f}"
+            for name in ("trainer rank", "engine")
+        ]
+        rate = f"{said['expected']['trajectories_per_s']:.2g}"
+        assert rows[config.stem][5:8] == [*memory, rate]
+
+
+def _rows_of(page: str) -> list[list[str]]:
+    lines = [line for line in page.splitlines() if line.startswith("| `qwen3_")]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
 def test_its_pools_are_those_of_its_cluster(config: Path) -> None:
     cluster = {pool.name: pool for pool in load_cluster(ROOT / cluster_of(config)).pools}
