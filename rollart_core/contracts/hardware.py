@@ -101,7 +101,8 @@ class ModelShape:
         """
         if not self.num_experts:
             return self.weight_bytes
-        left_out = (1 - self.experts_per_token / self.num_experts) ** max(1.0, num_tokens)
+        idle = 1 - self.experts_per_token / self.num_experts
+        left_out: float = idle ** max(1.0, num_tokens)
         return self.weight_bytes - self.expert_params * left_out * self.bytes_per_value
 
     @property
