@@ -7,10 +7,11 @@
         gathered  2 b O + max(3 b l + 4 l, 4 O), l = (P - O) / L: FSDP2 keeps the outermost group
         and its gradient whole, and of layers one at work, the next, and the gradient of one, which
         is summed over ranks in float32
-        activations  b T (L h + layer) where layers are computed again, b T L layer where not, T
-        tokens of a microbatch, and of one layer, a token: 6 h + 3 H d + 4 H_kv d + 4 f, what its
-        norms, products and gate keep for the backward pass (counted as arXiv 2205.05198, section
-        4.1 does, without dropout, and without scores, which fused attention does not keep)
+        activations  T (b L h + layer) where layers are computed again, T L layer where not, T
+        tokens of a microbatch, and of one layer, a token: b (4 h + 3 q + 3 k + 4 f) of products,
+        attention and gate, and 4 (2 h + q + k) of norms, which are in float32; h the width, q and k
+        all query and key heads, f the inner width (counted as arXiv 2205.05198, section 4.1 does,
+        without dropout, and without scores, which fused attention does not keep)
         logits  (b + 16) V of each sampled token: as they are, and in float32 themselves, their
         logarithms, their probabilities, and the products of both
     an engine over t devices
@@ -116,9 +117,11 @@ def _activations(model: ModelShape, run: TrainingNumbers) -> float:
     active = (model.active_params - model.num_outer_params) / model.num_layers
     inner = max(0.0, active - width * (2 * queries + 2 * keys)) / (3 * width)
     copies = model.experts_per_token * 2 * width  # rows go to each expert, and come back
-    layer = 6 * width + 3 * queries + 4 * keys + 4 * inner + copies
-    kept = model.num_layers * width + layer if run.recomputes else model.num_layers * layer
-    return run.bytes_per_value * run.num_tokens * kept
+    b = run.bytes_per_value
+    layer = b * (4 * width + 3 * queries + 3 * keys + 4 * inner + copies)
+    layer += 4 * (2 * width + queries + keys)
+    each = b * model.num_layers * width + layer if run.recomputes else model.num_layers * layer
+    return run.num_tokens * each
 
 
 def trainer_verdict(model: ModelShape, pool: Pool, run: TrainingNumbers) -> Verdict:

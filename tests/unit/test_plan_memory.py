@@ -51,11 +51,10 @@ def test_what_a_rank_keeps_of_a_dense_model():
     assert found["Adam's moments"] == pytest.approx(8.19e9, rel=1e-3)
     # gathered: twice 1.2447e9 in 2 bytes, and then the float32 sum of its gradient
     assert found["gathered"] == pytest.approx(2 * 2 * 1_244_659_712 + 4 * 1_244_659_712)
-    # 8192 rows of 2 bytes: 36 inputs of 4096 and one layer: 6 x 4096 + 3 x 4096 + 4 x 1024 + 4 f,
-    # f = 12288 but for the norms, which are counted to it
-    assert found["activations"] == pytest.approx(
-        2 * 8192 * (36 * 4096 + 9 * 4096 + 4 * 1024 + 4 * 12288), rel=1e-3
-    )
+    # 36 inputs of 4096 in 2 bytes, and one layer: 2 (4 x 4096 + 3 x 4096 + 3 x 1024 + 4 f) and
+    # 4 (3 x 4096 + 1024) bytes of norms; f = 12288 but for their weights, which are counted to it
+    layer = 2 * (7 * 4096 + 3 * 1024 + 4 * 12288) + 4 * (3 * 4096 + 1024)
+    assert found["activations"] == pytest.approx(8192 * (2 * 36 * 4096 + layer), rel=1e-3)
     assert found["logits"] == 2048 * 151_936 * 18
     assert "reference" not in found
 
