@@ -25,6 +25,8 @@ from rollart_core.config_base import Section as Section
 from rollart_core.config_rewards import Breaker as Breaker
 from rollart_core.config_rewards import Hedge as Hedge
 from rollart_core.config_rewards import Scoring as Scoring
+from rollart_core.config_shape import AskedWorkload as AskedWorkload
+from rollart_core.config_shape import Shape as Shape
 from rollart_core.config_training import Critic as Critic
 from rollart_core.config_training import Curriculum as Curriculum
 from rollart_core.config_training import LoRA as LoRA
@@ -219,6 +221,9 @@ class ModelPath(Section):
     """Of the weights, in engine and trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device, else the CPU."""
+    shape: Shape | None = None
+    """For the planner, while its ``config.json`` is not on this machine; none: the cluster file may
+    have it."""
 
 
 class NewModel(Section):
@@ -346,6 +351,9 @@ class Rollout(Section):
     """Of sampling; 1 is the policy as it is."""
     max_concurrent: PositiveInt = 256
     """Most episodes at once."""
+    workload: AskedWorkload | None = None
+    """What an episode asks of the hardware, for the plan of a run with one environment; none: what
+    its spec declares. A run measures it as it goes on."""
     kv_on_swap: Literal["recompute", "keep"] = "recompute"
     """Whether the KV cache is computed again after a weight swap, or kept (``mode: async``
     only)."""

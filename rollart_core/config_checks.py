@@ -116,6 +116,10 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     ):
         why = "with model.kind: remote, whose server alone counts its tokens"
         found.append((("rollout", "max_context_tokens"), why))
+    if config.rollout.workload is not None and len(entries(config)) > 1:
+        found.append(
+            (("rollout", "workload"), "with several environments, which declare their own")
+        )
     found += _idle_trainer_keys(config)
     for key in replaced_everywhere(config):
         if key[1] in getattr(config, key[0]).model_fields_set:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rollart_core import registry
-from rollart_core.config import Deadlines, NewModel, RemoteModel, RunConfig
+from rollart_core.config import Deadlines, NewModel, RayRuntime, RemoteModel, RunConfig
 from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
@@ -122,6 +122,11 @@ class ResolvedRun:
         return tuple({(p.kind, p.spec.id): p for p in found}.values())
 
     @property
+    def engine_devices(self) -> int:
+        """Accelerators that one inference engine takes."""
+        return devices_of(self.engine)
+
+    @property
     def trained_temperature(self) -> float:
         """What the trainer divides logits by: what was sampled at, and 1 for demonstrations."""
         return 1.0 if self.demonstrates else self.config.rollout.temperature
@@ -196,6 +201,12 @@ class ResolvedRun:
         return dump_yaml(self.as_dict())
 
 
+def devices_of(engine: ResolvedPlugin[InferenceEngineSpec]) -> int:
+    """Return the accelerators that one engine takes."""
+    option = engine.spec.devices_option
+    return int(engine.options.get(option, 1)) if option else 1
+
+
 def resolve_run(
     config: RunConfig,
     *,
@@ -230,11 +241,17 @@ class Resolution:
     config: RunConfig
     envs: tuple[ResolvedEnv, ...]
     """Those that were found."""
+    engine: ResolvedPlugin[InferenceEngineSpec] | None
     mapper: ResolvedPlugin[HardwareMapperSpec] | None
     run: ResolvedRun | None
     """None where a plugin is missing."""
     problems: list[Problem]
     """All that is wrong."""
+
+    @property
+    def engine_devices(self) -> int:
+        """Accelerators that one inference engine takes, as far as it was found."""
+        return devices_of(self.engine) if self.engine else 1
 
 
 def resolve_all(
@@ -291,7 +308,7 @@ def resolve_all(
         envs = with_algorithms(config, envs, algorithm, find)
     found = (algorithm, engine, *engines, weights, mapper, scoring.backend, *trackers)
     if any(plugin is None for plugin in found) or not envs:
-        return Resolution(config, envs, mapper, None, problems)
+        return Resolution(config, envs, engine, mapper, None, problems)
     run = ResolvedRun(
         config=config,
         envs=envs,
@@ -309,7 +326,7 @@ def resolve_all(
             for one, plugin in zip(config.engines, engines, strict=True)
         ),
     )
-    return Resolution(config, envs, mapper, run, problems)
+    return Resolution(config, envs, engine, mapper, run, problems)
 
 
 def _scoring(
@@ -378,6 +395,17 @@ def _engine_problems(
             "deterministic: false"
         )
         yield Problem(("deterministic",), message)
+    if isinstance(config.runtime, RayRuntime):
+        option = engine.spec.first_device_option
+        if option and engine.options.get(option):
+            message = "has no effect with runtime: ray, which gives each engine devices of its own"
+            yield Problem((*key, option), f"{message}; remove it")
+    if config.engines and devices_of(engine) > 1:
+        message = (
+            f"its engines take {devices_of(engine)} devices each, which several classes of engines "
+            f"cannot yet: set {engine.spec.devices_option} to 1, or have one class"
+        )
+        yield Problem(key, message)
     if is_remote and not engine.spec.takes_text:
         message = f"{engine.spec.id} needs a model's files: give model.path, or engine: openai"
         yield Problem(key, message)

@@ -40,6 +40,8 @@ def rollart_inference_engines() -> list[InferenceEngineSpec]:
             summary="SGLang servers, launched and watched, or running ones.",
             keeps_deterministic=False,
             takes_index=True,
+            devices_option="tp_size",
+            first_device_option="first_gpu",
         ),
         InferenceEngineSpec(
             id="rollart/OpenAI-v1",

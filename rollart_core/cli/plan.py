@@ -6,7 +6,7 @@ compare, with rates. Never: starts anything, or looks at the machines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from rollart_core.errors import ConfigError, first_line
 if TYPE_CHECKING:
     from rollart_core.contracts.hardware import Expectation, Placement
     from rollart_core.plan.cluster import Cluster
+    from rollart_core.plan.memory import Verdict
     from rollart_core.resolve import ResolvedRun
 
 
@@ -45,15 +46,20 @@ def plan(
     described = load_cluster(cluster)
     run = resolve_run(load_config(config, overrides or []), source=config)
     plans = {run.config.mapper.id: _planned(run, described, config)}
+    memory = _memory(run, described, next(iter(plans.values())))
     for name in mapper or []:
         plans[name] = _planned(_with_mapper(run, name, config), described, config)
     if as_json:
         first = next(iter(plans.values()))
-        print_json({**asdict(first), "mapper": run.config.mapper.id, "compared": _compared(plans)})
-        return
-    _show(next(iter(plans)), next(iter(plans.values())), described)
-    if len(plans) > 1:
-        _show_compared(plans)
+        said = {"mapper": run.config.mapper.id, "compared": _compared(plans)}
+        print_json({**asdict(first), **said, "memory": [_as_dict(v) for v in memory]})
+    else:
+        _show(next(iter(plans)), next(iter(plans.values())), described)
+        _show_memory(memory)
+        if len(plans) > 1:
+            _show_compared(plans)
+    if not all(verdict.fits for verdict in memory):
+        raise typer.Exit(1)
 
 
 def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
@@ -65,7 +71,7 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
     if demand.model is None:
         raise ConfigError(
             f"{source}: model: its config.json is not on this machine, so its size is not known; "
-            "download it, or give its shape in the cluster file under model"
+            "download it, or give its shape in model.shape or in the cluster file under model"
         )
     pools = cluster.to_pools()
     placement = place(run, pools, demand)
@@ -76,6 +82,44 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
     except ValueError as e:
         raise ConfigError(f"mapper {run.mapper.spec.id}: {first_line(str(e))}") from e
     return replace(placement, expected=expected)
+
+
+def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[Verdict]:
+    """Return whether everything fits where the placement has it."""
+    from rollart_core.plan.run_memory import verdicts
+    from rollart_core.plan.run_plan import demand_of, workloads_of
+
+    demand = demand_of(run, cluster.model.shape() if cluster.model else None)
+    return verdicts(run, placement, cluster.to_pools(), demand, workloads_of(run))
+
+
+def _as_dict(verdict: Verdict) -> dict[str, object]:
+    return {**asdict(verdict), "needed_bytes": verdict.needed_bytes}
+
+
+def _show_memory(memory: Sequence[Verdict]) -> None:
+    from rollart_core.plan.devices import GB
+
+    if not memory:  # cores alone, which have none of their own
+        return
+    rows = []
+    for verdict in memory:
+        have = verdict.have_bytes
+        rows.append(
+            (
+                verdict.pool,
+                f"{verdict.count} x {verdict.part}",
+                ", ".join(f"{n / GB:.3g} {name}" for name, n in verdict.needed.items()),
+                f"{verdict.needed_bytes / GB:.1f}",
+                f"{have / GB:.1f}" if have else "?",
+                "yes" if verdict.fits else "NO",
+            )
+        )
+    columns = ("pool", "part", "GB of each device, estimated", "needed", "there", "fits")
+    print_table("Memory", columns, rows)
+    for verdict in memory:
+        if verdict.says:
+            typer.echo(f"- {verdict.says}")
 
 
 def _with_mapper(run: ResolvedRun, name: str, source: str) -> ResolvedRun:

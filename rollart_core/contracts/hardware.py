@@ -44,6 +44,10 @@ class Pool:
     """What it may be used for; none: whatever fits its device."""
     step_s: float = 0.0
     """What an engine's step takes there besides arithmetic and traffic."""
+    per_node: int = 0
+    """Devices of one machine: an engine over several devices has all of them there."""
+    host_memory_bytes: int = 0
+    """Of one machine, not of its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,52 @@ class ModelShape:
     head_dim: int
     bytes_per_value: float = 2.0
     """Of weights and KV cache: 2 for bfloat16, 4 for float32."""
+    num_active_params: int = 0
+    """Of a mixture of experts: parameters that one token goes through; 0: all."""
+    num_experts: int = 0
+    """Experts of a layer; 0: it is no mixture."""
+    experts_per_token: int = 0
+    """Experts of a layer that one token goes through."""
+    width: int = 0
+    """Of the residual stream."""
+    num_outer_params: int = 0
+    """Those outside of the layers: embeddings and head."""
+    vocab_size: int = 0
+    """Tokens; 0: not known."""
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of all weights."""
         return self.num_params * self.bytes_per_value
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token goes through."""
+        return self.num_active_params or self.num_params
+
+    @property
+    def expert_params(self) -> float:
+        """Parameters of all experts of all layers.
+
+        From ``total = shared + X`` and ``active = shared + X k / E``, for k of E experts a token.
+        """
+        if not self.num_experts:
+            return 0.0
+        idle = 1 - self.experts_per_token / self.num_experts
+        return (self.num_params - self.active_params) / idle if idle else 0.0
+
+    def touched_bytes(self, num_tokens: float) -> float:
+        """Return the bytes of weights that a step of ``num_tokens`` tokens reads.
+
+        Of a mixture, a token goes through k of E experts. Were they drawn alike and by each token
+        for itself, n tokens would leave one out with probability ``(1 - k / E)^n``; so
+        ``E (1 - (1 - k / E)^n)`` of a layer are read. Real routers prefer some: then it is less.
+        """
+        if not self.num_experts:
+            return self.weight_bytes
+        idle = 1 - self.experts_per_token / self.num_experts
+        left_out: float = idle ** max(1.0, num_tokens)
+        return self.weight_bytes - self.expert_params * left_out * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -81,9 +126,13 @@ class Demand:
     max_concurrent: int = 256
     """Most episodes at once."""
     num_engines: int | None = None
-    """Inference engines of the run, a device each; None: as many as there is room for."""
+    """Inference engines of the run; None: as many as there is room for."""
+    engine_devices: int = 1
+    """Devices of one engine, all of one machine."""
     num_trainer_ranks: int = 1
     """Trainer ranks, a device each."""
+    recomputes: bool = False
+    """Whether the trainer computes each layer again for its backward pass."""
     stateless_rewards: bool = False
     """Whether rewards may run on a serverless pool."""
 

@@ -42,6 +42,12 @@ class InferenceEngineSpec(PluginSpec):
     with (``lora.sync: adapter``); else it is sent whole weights."""
     scores: bool = False
     """Whether it has :meth:`InferenceEngine.score`, which a teacher needs."""
+    devices_option: str | None = None
+    """Its option that says how many accelerators of one machine an engine takes; None: one."""
+    first_device_option: str | None = None
+    """Its option that says at which accelerator of the machine the first engine begins: nothing
+    where the cluster gives each engine accelerators of its own. Such an engine is built with
+    ``has_own_devices``: whether it sees no others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from rollart_core.config import Section
 from rollart_core.config_load import read_yaml
+from rollart_core.config_shape import Shape
 from rollart_core.contracts.hardware import ModelShape, Pool, Role
 from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.plan.devices import ALIASES, DEVICES, GB, SERVERLESS, Device, find_device
@@ -60,6 +61,10 @@ class PoolSection(DeviceFigures):
     """What one device is called in the cluster's own scheduler, such as ``{GPU: 1}`` in Ray's."""
     roles: tuple[Role, ...] = ()
     """What it may be used for; none: whatever fits its device."""
+    per_node: Annotated[int, Field(gt=0)] | None = None
+    """Devices of one machine; none: all of the pool's are of one."""
+    host_memory_gb: Figure | None = None
+    """Memory of one machine besides its devices', in 10^9 bytes; none: enough."""
 
 
 class Efficiency(Section):
@@ -73,19 +78,9 @@ class Efficiency(Section):
     """What a step of an engine takes besides: scheduling, launching kernels, sampling."""
 
 
-class ModelSection(Section):
-    """The shape of the model, where its ``config.json`` is not on this machine."""
+class ModelSection(Shape):
+    """The shape of the model, where neither the config nor this machine has it."""
 
-    num_params: Annotated[int, Field(gt=0)]
-    """All parameters."""
-    num_layers: Annotated[int, Field(gt=0)]
-    """Decoder layers."""
-    num_heads: Annotated[int, Field(gt=0)]
-    """Query heads."""
-    num_kv_heads: Annotated[int, Field(gt=0)]
-    """Key and value heads."""
-    head_dim: Annotated[int, Field(gt=0)]
-    """Width of a head."""
     bytes_per_value: Figure = 2.0
     """Of weights and KV cache."""
 
@@ -141,6 +136,8 @@ class Cluster(Section):
             resources=dict(section.resources),
             roles=section.roles,
             step_s=share.step_s,
+            per_node=section.per_node or 0,
+            host_memory_bytes=int((section.host_memory_gb or 0) * GB),
         )
 
     def _own(self, name: str) -> DeviceFigures:

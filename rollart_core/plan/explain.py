@@ -101,10 +101,12 @@ def _compared(fit: Fit, main: Way) -> str:
     best: dict[str, float] = {}
     for way in fit.ways:
         if way.env_id == main.env_id:
-            best[way.pool] = min(best.get(way.pool, way.device_s), way.device_s)
+            best[way.pool] = min(best.get(way.pool, way.engine_s), way.engine_s)
     mine = best.pop(main.pool)
     others = [f"{pool} {seconds / mine:.2g} times" for pool, seconds in best.items()]
-    return f"; for a trajectory a device of {main.pool} takes {mine:.2g} s" + (
+    num = fit.demand.engine_devices
+    what = "a device" if num == 1 else f"an engine on {num} devices"
+    return f"; for a trajectory {what} of {main.pool} takes {mine:.2g} s" + (
         f", of {', of '.join(others)} that" if others else ""
     )
 

@@ -16,6 +16,8 @@ from rollart_core.plan.devices import CPU, SERVERLESS
 from rollart_core.plan.roofline import (
     TRAIN_BYTES_PER_PARAM,
     TurnTime,
+    engine_model,
+    engine_pool,
     max_batch,
     training_fits,
     training_s,
@@ -34,16 +36,16 @@ class Way:
     pool: str
     batch: int
     turn: TurnTime
-    device_s: float
-    """Seconds of one device for a trajectory."""
+    engine_s: float
+    """Seconds of one engine for a trajectory."""
 
     @property
     def resident_s(self) -> float:
         """How long a trajectory is in an engine that always holds ``batch`` of them.
 
-        By Little's law: ``batch`` in the engine, ``1 / device_s`` through it each second.
+        By Little's law: ``batch`` in the engine, ``1 / engine_s`` through it each second.
         """
-        return self.batch * self.device_s
+        return self.batch * self.engine_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,13 @@ class Fit:
     def training_s(self, pool: str) -> float:
         """Return the device seconds of training on a trajectory, in the mean over the mix."""
         return sum(
-            share * training_s(self.model, self.pools[pool], self.workloads[e])
+            share
+            * training_s(
+                self.model,
+                self.pools[pool],
+                self.workloads[e],
+                recomputes=self.demand.recomputes,
+            )
             for e, share in self.weights.items()
         )
 
@@ -93,7 +101,8 @@ def fit(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
     usable = sorted(filled(usable_pools(pools)), key=lambda pool: pool.name)
     model = demand.model or NOMINAL
     engines = _engine_pools(usable)
-    ways = [w for e in sorted(workloads) for p in engines for w in _ways(model, p, e, workloads[e])]
+    _check_engines(model, engines, demand)
+    ways = _all_ways(model, engines, workloads, demand)
     found = Fit(
         workloads={e: workloads[e] for e in sorted(workloads)},
         weights=normalised(workloads, demand.weights),
@@ -119,8 +128,8 @@ def everywhere(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand:
     model = demand.model or NOMINAL
     names = tuple(pool.name for pool in usable)
     computing = [pool for pool in usable if not is_serverless(pool)]
-    ids = sorted(workloads)
-    ways = [w for e in ids for p in computing for w in _ways(model, p, e, workloads[e])]
+    _check_engines(model, computing, demand)
+    ways = _all_ways(model, computing, workloads, demand)
     return Fit(
         workloads={e: workloads[e] for e in sorted(workloads)},
         weights=normalised(workloads, demand.weights),
@@ -234,6 +243,15 @@ def _reward_pool(pools: Sequence[Pool], demand: Demand) -> str | None:
     return able[0].name if able and demand.stateless_rewards else None
 
 
+def _all_ways(
+    model: ModelShape, pools: Sequence[Pool], workloads: Mapping[str, Workload], demand: Demand
+) -> list[Way]:
+    model = engine_model(model, demand.engine_devices)
+    grouped = [engine_pool(pool, demand.engine_devices) for pool in pools]
+    able = [pool for pool in grouped if pool.count]
+    return [w for e in sorted(workloads) for p in able for w in _ways(model, p, e, workloads[e])]
+
+
 def _ways(model: ModelShape, pool: Pool, env_id: str, workload: Workload) -> Iterable[Way]:
     most = max_batch(model, pool, workload)
     sizes = {2**n for n in range(most.bit_length())} | {most}
@@ -242,17 +260,35 @@ def _ways(model: ModelShape, pool: Pool, env_id: str, workload: Workload) -> Ite
         yield Way(env_id, pool.name, batch, turn, workload.turns * turn.total_s)
 
 
+def _check_engines(model: ModelShape, pools: Sequence[Pool], demand: Demand) -> None:
+    """Refuse engines over more devices than a machine has, or than heads can be split over."""
+    num = demand.engine_devices
+    if num > 1 and model.num_heads % num:
+        raise ValueError(
+            f"an engine over {num} devices cannot split {model.num_heads} heads evenly: take a "
+            "number that divides them"
+        )
+    if not any(engine_pool(pool, num).count for pool in pools):
+        have = ", ".join(f"{p.name} has {min(p.count, p.per_node or p.count)}" for p in pools)
+        raise ValueError(
+            f"an engine takes {num} devices of one machine, and {have}: let engines take fewer, "
+            "or add devices"
+        )
+
+
 def _check_ways(found: Fit, engines: Sequence[Pool]) -> None:
     """Refuse an env whose rows fit no device beside the model."""
     able = {way.env_id for way in found.ways}
     for env_id in found.workloads:
         if env_id not in able:
             most = max(engines, key=lambda pool: pool.memory_bytes)
+            num = found.demand.engine_devices
+            where = "device" if num == 1 else f"{num} devices"
             raise ValueError(
                 f"the model ({found.model.weight_bytes / 1e9:.1f} GB of weights) and one row of "
-                f"{env_id} fit no device that may run engines; the largest is of {most.name}, "
-                f"{most.memory_bytes / 1e9:g} GB: add a pool of larger devices, or take a "
-                "smaller model"
+                f"{env_id} fit no {where} that may run engines; the largest is of {most.name}, "
+                f"{most.memory_bytes / 1e9:g} GB: add a pool of larger devices, let an engine take "
+                "more of them, or take a smaller model"
             )
 
 

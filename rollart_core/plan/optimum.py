@@ -7,7 +7,7 @@ the one with the most rate for its price. Never: imports scipy before it is aske
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from rollart_core.plan.program import (
     trainer_key,
     way_key,
 )
+from rollart_core.plan.roofline import engine_pool
 
 Bounds = Mapping[Key, tuple[float, float]]
 
@@ -232,15 +233,17 @@ class Optimum:
         return found[engines_key(pool)] > 0.5 or any(found[key] > 1e-9 for key in kept)
 
     def _solution(self, found: Mapping[Key, float], gains: Mapping[str, float]) -> Solution:
-        fit = self._fit
+        fit, group = self._fit, self._fit.demand.engine_devices
         rates = {way: max(0.0, found[way_key(way)]) for way in fit.ways}
         terms: dict[str, dict[Key, float]] = {name: {} for name in fit.pools}
         for row in self._program.rows:
             if row.label in (BUSY, CORES, DEVICES):
-                terms[row.of] |= {k: v for k, v in row.coefficients.items() if k[0] not in "nk"}
+                each = group if row.label == BUSY else 1  # its seconds are those of engines
+                mine = {k: each * v for k, v in row.coefficients.items() if k[0] not in "nk"}
+                terms[row.of] |= mine
         used = {name: _total(coefficients, found) for name, coefficients in terms.items()}
         rented = {
-            name: found[engines_key(name)]
+            name: group * found[engines_key(name)]
             + _total({k: v for k, v in terms[name].items() if k[0] in "zt"}, found)
             for name in fit.pools
         }
@@ -262,12 +265,13 @@ class Optimum:
         self, found: Mapping[Key, float], terms: Mapping[str, Mapping[Key, float]]
     ) -> dict[str, int]:
         """Return pool -> engines: as many as were asked for, or one on each device that is left."""
-        limited = self._fit.demand.num_engines is not None
+        limited, group = self._fit.demand.num_engines is not None, self._fit.demand.engine_devices
         engines = {}
         for name, pool in self._fit.pools.items():
             others = {k: v for k, v in terms[name].items() if k[0] in "zt"}
             left = pool.count - (0.0 if self._program.crowded else _total(others, found))
-            engines[name] = int((found[engines_key(name)] if limited else left) + 1e-6)
+            room = engine_pool(replace(pool, count=int(left + 1e-6)), group).count
+            engines[name] = int(found[engines_key(name)] + 1e-6) if limited else room
         return {name: n for name, n in engines.items() if n}
 
 

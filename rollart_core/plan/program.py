@@ -4,14 +4,14 @@
     r[w]      trajectories/s generated in way w (env, pool, batch)
     z[e, q]   trajectories/s of env e whose environments are on pool q;  y[e, q]: 0 or 1, whether
     t[p]      0 or 1, whether the trainer is on pool p
-    n[p]      engines on pool p, a device each, a whole number
+    n[p]      engines on pool p, each over g devices, a whole number
     k[p]      devices of pool p in use
 
     generation   sum of r over the ways of e = weight[e] rate
     envs         sum of z[e, :] = weight[e] rate;  z[e, q] <= y[e, q];  sum of y[e, :] = 1
-    engines      sum of r device_s <= n[p];  sum of n <= num_engines
-    devices      n[p] + sum of z cpu_s + ranks t[p] <= k[p] <= count[p]
-    episodes     sum of r batch device_s + rate outside_s <= max_concurrent    (Little's law)
+    engines      sum of r engine_s <= n[p];  sum of n <= num_engines
+    devices      g n[p] + sum of z cpu_s + ranks t[p] <= k[p] <= count[p]
+    episodes     sum of r batch engine_s + rate outside_s <= max_concurrent    (Little's law)
     training     rate <= sum of t[p] ranks / training_s[p]
     rewards      rate reward_s <= calls at once of the serverless pool
 
@@ -32,6 +32,7 @@ import numpy as np
 
 from rollart_core.contracts.hardware import Placement
 from rollart_core.plan.fit import Fit, Way
+from rollart_core.plan.roofline import engine_pool
 
 Key = tuple[str, ...]
 RATE: Key = ("rate",)
@@ -93,7 +94,8 @@ class Program:
         for name, found in fit.pools.items():
             # Whole only where engines are few: else there is one on every device that is left.
             limited = fit.demand.num_engines is not None
-            self._add(engines_key(name), 0.0, float(found.count), whole=limited)
+            most = engine_pool(found, fit.demand.engine_devices).count
+            self._add(engines_key(name), 0.0, float(most), whole=limited)
             self._add(devices_key(name), 0.0, float(found.count))
 
     def _generation(self) -> None:
@@ -125,8 +127,9 @@ class Program:
     def _devices(self) -> None:
         fit = self.fit
         for name in fit.pools:
-            busy = {way_key(w): w.device_s * self.unit for w in fit.ways if w.pool == name}
-            used = {engines_key(name): 1.0, devices_key(name): -1.0}
+            busy = {way_key(w): w.engine_s * self.unit for w in fit.ways if w.pool == name}
+            group = float(fit.demand.engine_devices)
+            used = {engines_key(name): group, devices_key(name): -1.0}
             if name in fit.env_pools:
                 cores = {env_key(e, name): fit.cpu_s(e, name) * self.unit for e in fit.workloads}
                 if self.crowded:
@@ -134,7 +137,7 @@ class Program:
                 else:
                     used |= cores
             if self._takes_turns(name):
-                busy[RATE] = fit.training_s(name) * self.unit
+                busy[RATE] = fit.training_s(name) / group * self.unit
             elif name in fit.trainer_pools:
                 used[trainer_key(name)] = float(fit.demand.num_trainer_ranks)
             self._row(BUSY, name, {**busy, engines_key(name): -1.0}, -np.inf, 0.0)
@@ -188,13 +191,13 @@ def _upper_bound(fit: Fit) -> float:
     Every device in the way that suits it best; and all episodes at once at their shortest.
     """
     pools = {way.pool for way in fit.ways}
-    device_s, alone_s = 0.0, fit.outside_s()
+    engine_s, alone_s = 0.0, fit.outside_s()
     for env_id, share in fit.weights.items():
         ways = [way for way in fit.ways if way.env_id == env_id]
-        device_s += share * min((way.device_s for way in ways), default=0.0)
+        engine_s += share * min((way.engine_s for way in ways), default=0.0)
         alone_s += share * min((way.resident_s for way in ways), default=0.0)
-    count = sum(fit.pools[name].count for name in pools)
-    bounds = [1e9, count / max(device_s, 1e-9), fit.demand.max_concurrent / max(alone_s, 1e-9)]
+    count = sum(engine_pool(fit.pools[name], fit.demand.engine_devices).count for name in pools)
+    bounds = [1e9, count / max(engine_s, 1e-9), fit.demand.max_concurrent / max(alone_s, 1e-9)]
     return 1.01 * min(bounds)
 
 

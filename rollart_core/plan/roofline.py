@@ -4,14 +4,20 @@ A step on a device takes the longer of two: its arithmetic at the device's FLOP/
 at the device's bytes/s (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
     arithmetic of n tokens, each attending to c others in the mean
-        F(n, c) = n (2 P + 4 L H c)           P parameters, L layers, H = heads x head_dim
+        F(n, c) = n (2 P + 4 L H c)           P parameters that a token goes through, L layers,
+                                              H = heads x head_dim
         2 P: one multiplication and one addition a parameter; 4 L H c: the products with keys and
         with values (Kaplan et al., arXiv 2001.08361, section 2.1, before the causal half)
     traffic of one step
         B = W + K (tokens of all rows in the cache)
-        W bytes of the weights, read once a step; K = 2 L x kv_heads x head_dim x bytes_per_value
-        bytes of keys and values a token (Pope et al., arXiv 2211.05102, section 2)
+        W bytes of the weights, read once a step (of a mixture those of the experts that any of its
+        tokens goes through); K = 2 L x kv_heads x head_dim x bytes_per_value bytes of keys and
+        values a token (Pope et al., arXiv 2211.05102, section 2)
     and besides, ``step_s`` for what an engine does around it
+
+An engine over t devices (tensor parallel) is one device with t times the arithmetic, bandwidth and
+memory; with more devices than heads of keys, each has a copy of one (same, section 3.3). What the
+devices tell each other after every layer is not in it.
 
 Prefill and decode are steps of their own, as engines schedule them that do not chunk prompts; where
 they share steps (arXiv 2403.02310) a real engine comes out somewhat faster than reckoned here.
@@ -23,7 +29,7 @@ Never: measures anything; figures of a pool are what can be counted on, not peak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
@@ -56,7 +62,27 @@ class TurnTime:
 def flops(model: ModelShape, num_tokens: float, attended: float) -> float:
     """Return the arithmetic of ``num_tokens`` that attend to ``attended`` others in the mean."""
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * attended
-    return num_tokens * (2 * model.num_params + attention)
+    return num_tokens * (2 * model.active_params + attention)
+
+
+def engine_pool(pool: Pool, num_devices: int) -> Pool:
+    """Return a pool whose devices are engines over ``num_devices`` of it; what is left is idle."""
+    if num_devices == 1:
+        return pool
+    nodes = pool.count // pool.per_node if pool.per_node else 0
+    rest = pool.count - nodes * pool.per_node
+    return replace(
+        pool,
+        count=(nodes * (pool.per_node // num_devices) if nodes else 0) + rest // num_devices,
+        flops_per_s=num_devices * pool.flops_per_s,
+        bytes_per_s=num_devices * pool.bytes_per_s,
+        memory_bytes=num_devices * pool.memory_bytes,
+    )
+
+
+def engine_model(model: ModelShape, num_devices: int) -> ModelShape:
+    """Return the model as an engine over several devices holds it: a KV head on each, at least."""
+    return replace(model, num_kv_heads=max(model.num_kv_heads, num_devices))
 
 
 def prefill_bounds(
@@ -72,7 +98,8 @@ def prefill_bounds(
         prompts: How many prompts share the step, and with it the reading of the weights.
     """
     arithmetic = flops(model, new_tokens, cached + new_tokens / 2)
-    traffic = model.weight_bytes / prompts + model.kv_bytes_per_token * (cached + new_tokens)
+    weights = model.touched_bytes(prompts * new_tokens)
+    traffic = weights / prompts + model.kv_bytes_per_token * (cached + new_tokens)
     return arithmetic / pool.flops_per_s, traffic / pool.bytes_per_s
 
 
@@ -80,7 +107,7 @@ def decode_bounds(model: ModelShape, pool: Pool, contexts: Sequence[float]) -> t
     """Return the seconds of one decode step of these rows, by arithmetic and by traffic."""
     num_tokens, held = len(contexts), sum(contexts)
     arithmetic = flops(model, num_tokens, held / num_tokens if num_tokens else 0.0)
-    traffic = model.weight_bytes + model.kv_bytes_per_token * held
+    traffic = model.touched_bytes(num_tokens) + model.kv_bytes_per_token * held
     return arithmetic / pool.flops_per_s, traffic / pool.bytes_per_s
 
 
@@ -121,13 +148,16 @@ def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
     return max(0, min(MAX_BATCH, int(room / row)))
 
 
-def training_s(model: ModelShape, pool: Pool, workload: Workload) -> float:
+def training_s(
+    model: ModelShape, pool: Pool, workload: Workload, *, recomputes: bool = False
+) -> float:
     """Return the seconds of one device for training on a trajectory.
 
-    Three times the forward pass: once forward, twice as much backward (arXiv 2001.08361, 2.1).
+    Three times the forward pass: once forward, twice as much backward (arXiv 2001.08361, 2.1); and
+    once more where layers are computed again (arXiv 2205.05198, section 5).
     """
     tokens = total_tokens(workload)
-    return 3 * flops(model, tokens, tokens / 2) / pool.flops_per_s
+    return (4 if recomputes else 3) * flops(model, tokens, tokens / 2) / pool.flops_per_s
 
 
 def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:

@@ -23,7 +23,10 @@ from rollart_core.resolve import Resolution, ResolvedRun
 
 
 def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:
-    """Return the declared workload of each environment, by the name it has in the run."""
+    """Return the workload of each environment, by the name it has in the run: as declared."""
+    asked = run.config.rollout.workload
+    if asked is not None and len(run.envs) == 1:
+        return {run.envs[0].name: Workload(**asked.model_dump())}
     return {env.name: env.spec.workload for env in run.envs}
 
 
@@ -43,7 +46,9 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         num_engines=None
         if runtime.kind == "inline" and not run.config.engines
         else num_engines(run.config),
+        engine_devices=run.engine_devices,
         num_trainer_ranks=runtime.num_trainer_ranks,
+        recomputes=run.config.trainer.activation_checkpointing,
         stateless_rewards=bool(rewards) and all(r.spec.stateless for r in rewards),
     )
 

@@ -114,7 +114,12 @@ def _engines(
     asked = found.demand.num_engines
     while asked is not None and sum(engines.values()) < asked:
         ranks = {solution.trainer: found.demand.num_trainer_ranks}
-        room = [p for p, n in engines.items() if n + ranks.get(p, 0) < found.pools[p].count]
+        group = found.demand.engine_devices
+        room = [
+            p
+            for p, n in engines.items()
+            if group * (n + 1) + ranks.get(p, 0) <= found.pools[p].count
+        ]
         if not room:
             break
         busy = max(room, key=lambda pool: solution.used[pool] / engines[pool])

@@ -4,7 +4,7 @@ The program of a placement lets each environment on a pool have batches of its o
 shares of the time add up. In truth the rows of all of them are in one engine, also while another's
 prompt is read. So, once shares are known:
 
-    b(rate)   smallest batch with which an engine keeps up: sum of rates device_s(b) <= 1
+    b(rate)   smallest batch with which an engine keeps up: sum of rates engine_s(b) <= 1
     rate      largest with sum of engines b(rate) + rate outside_s <= max_concurrent
 
 Takes: what may run where, shares, engines, the rate of the program. Gives: the rate that holds.
@@ -94,7 +94,7 @@ def _batch(batches: Mapping[int, Mapping[str, Way]], rates: Mapping[str, float])
     Between the sizes there are ways for, device seconds change as ``a + b / batch`` does.
     """
     busy = {
-        batch: sum(rates[env_id] * way.device_s for env_id, way in by_env.items())
+        batch: sum(rates[env_id] * way.engine_s for env_id, way in by_env.items())
         for batch, by_env in sorted(batches.items())
     }
     before, before_busy = 0, 0.0

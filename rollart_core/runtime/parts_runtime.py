@@ -78,6 +78,9 @@ class PartsRuntime(ABC):
     trainer_host: str | None = None
     """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
 
+    has_own_devices = False
+    """Whether an engine's process sees the devices that it has, and no others."""
+
     @abstractmethod
     async def connect(self) -> Sequence[Pool]:
         """Reach what the parts are to run on; return what there is."""
@@ -358,6 +361,8 @@ class PartsRuntime(ABC):
         plugin = self.run.engine_on(pool)
         if plugin.spec.takes_index:
             settings["engine_index"] = self._number(index, plugin)
+        if plugin.spec.first_device_option:
+            settings["has_own_devices"] = self.has_own_devices
         arguments = {
             "plugin": plugin,
             "model": model,

@@ -109,7 +109,9 @@ class RunPlan:
         """Plan with what was measured, for the engines there are; on failure all stays."""
         assert self.placement is not None
         seats = Counter(seat.pool for seat in router.seats)
-        pools = as_built(self._pools, self.placement, seats, self._demand.num_trainer_ranks)
+        group = self._demand.engine_devices
+        devices = {pool: group * num for pool, num in seats.items()}
+        pools = as_built(self._pools, self.placement, devices, self._demand.num_trainer_ranks)
         demand = replace(self._demand, num_engines=None)
         try:
             placement = await asyncio.to_thread(
@@ -135,7 +137,7 @@ class RunPlan:
 def as_built(
     pools: Sequence[Pool],
     placement: Placement,
-    num_engines: Mapping[str, int],
+    engine_devices: Mapping[str, int],
     num_trainer_ranks: int,
 ) -> list[Pool]:
     """Return the pools as a running run has them: each for what is on it, and nothing else.
@@ -143,17 +145,17 @@ def as_built(
     Args:
         pools: What there was to begin with.
         placement: Where things are.
-        num_engines: Pool -> engines there now.
+        engine_devices: Pool -> devices of the engines there now.
         num_trainer_ranks: How many the trainer has.
     """
     built = []
     for pool in pools:
         roles: list[Role] = []
         roles += ["envs"] if pool.name in placement.envs.values() else []
-        roles += ["engines"] if num_engines.get(pool.name) else []
+        roles += ["engines"] if engine_devices.get(pool.name) else []
         roles += ["trainer"] if pool.name == placement.trainer else []
         roles += ["rewards"] if pool.name == placement.rewards else []
-        count = num_engines.get(pool.name, 0)
+        count = engine_devices.get(pool.name, 0)
         count += num_trainer_ranks if "trainer" in roles else 0
         if "envs" in roles or "rewards" in roles:
             count = max(count, pool.count)

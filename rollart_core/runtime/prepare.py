@@ -107,7 +107,7 @@ def _no_places(found: Resolution) -> list[Problem]:
     pools = [ray_pools.contract(pool, classes) for pool in runtime.pools]
     try:
         placement = place(found, pools, demand_of(found))
-        ray_pools.seats_of(placement, runtime.pools, parts, classes)
+        ray_pools.seats_of(placement, runtime.pools, parts, classes, found.engine_devices)
     except ConfigError as e:
         lines = str(e).splitlines()
     else:

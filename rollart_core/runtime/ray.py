@@ -41,6 +41,8 @@ LOOK_S = 1.0
 class RayRuntime(PartsRuntime):
     """Starts and ends the parts on a Ray cluster."""
 
+    has_own_devices = True
+
     def __init__(self, run: ResolvedRun, run_dir: Path) -> None:
         """Describe the run; nothing is started yet."""
         super().__init__(run, run_dir, run_dir / "shared")
@@ -94,7 +96,10 @@ class RayRuntime(PartsRuntime):
             ConfigError: When there is no room, or a node lacks what its parts need.
         """
         assert self._checks is not None
-        seats = ray_pools.seats_of(placement, self._pools, self._num_parts(), self._classes)
+        group = self.run.engine_devices
+        parts = self._num_parts()
+        seats = ray_pools.seats_of(placement, self._pools, parts, self._classes, group)
+        ray_pools.check_nodes(seats, self._pools, self._cluster.nodes(), group)
         nodes: dict[str, list[Node]] = {}
         for roles, strategy in self._together():
             mine = [seat for seat in seats if seat.role in roles]
@@ -151,7 +156,8 @@ class RayRuntime(PartsRuntime):
         pools = [p for p in self._pools if p.name == pool] or self._pools_of(role)
         for found in pools:
             try:
-                await self._reserve([ray_pools.seat(found, role)], "PACK", index)
+                seat = ray_pools.seat(found, role, self.run.engine_devices)
+                await self._reserve([seat], "PACK", index)
                 return
             except ConfigError:
                 continue

@@ -11,6 +11,7 @@ or a ConfigError that says what is missing and where. Never: imports ray or rese
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,6 +130,7 @@ def seats_of(
     pools: Sequence[RayPool],
     num_parts: Mapping[str, int],
     classes: Mapping[str, int] = _NO_CLASSES,
+    engine_devices: int = 1,
 ) -> list[Seat]:
     """Return where each part goes.
 
@@ -137,6 +139,7 @@ def seats_of(
         pools: What there is.
         num_parts: How many of ``engine`` (the first class), ``trainer`` and ``env``.
         classes: Further classes of engines: pool -> how many.
+        engine_devices: How many devices an engine takes: one seat, and so of one node.
 
     Raises:
         ConfigError: When a pool has fewer devices than parts would take.
@@ -153,13 +156,39 @@ def seats_of(
     for name in sorted({n for names in chosen.values() for n in names} - set(by_name)):
         near = did_you_mean(name, list(by_name))
         raise ConfigError(f"the placement names a pool {name!r} that the cluster has not.{near}")
-    _check_room(chosen, by_name)
-    return [seat(by_name[name], role) for role, names in chosen.items() for name in names]
+    _check_room(chosen, by_name, engine_devices)
+    where = [(by_name[name], role) for role, names in chosen.items() for name in names]
+    return [seat(pool, role, engine_devices) for pool, role in where]
 
 
-def seat(pool: RayPool, role: str) -> Seat:
-    """Return a seat of a pool for one part."""
-    return Seat(role, pool.name, _takes(pool, role), pool.labels)
+def seat(pool: RayPool, role: str, engine_devices: int = 1) -> Seat:
+    """Return a seat of a pool for one part; an engine's has all of its devices."""
+    num = engine_devices if role == "engine" else 1
+    takes = {key: num * amount for key, amount in _takes(pool, role).items()}
+    return Seat(role, pool.name, takes, pool.labels)
+
+
+def check_nodes(
+    seats: Sequence[Seat], pools: Sequence[RayPool], nodes: Sequence[Node], engine_devices: int
+) -> None:
+    """Refuse engines over more devices than nodes have: a seat is of one node.
+
+    Raises:
+        ConfigError: Naming the pool, and what its nodes have.
+    """
+    by_name = {pool.name: pool for pool in pools}
+    wanted = Counter(seat.pool for seat in seats if seat.role == "engine")
+    for name, num in wanted.items() if engine_devices > 1 else ():
+        pool = by_name[name].model_copy(update={"resources": _per_device(by_name[name])})
+        there = [(n, f) for n in nodes if _is_of(pool, n) and (f := _fits(pool, n))]
+        room = sum(fits // engine_devices for _, fits in there)
+        if room < num:
+            have = ", ".join(f"{node.name} has {fits}" for node, fits in there)
+            raise ConfigError(
+                f"pool {name!r}: {num} engine(s) take {engine_devices} devices of one node each, "
+                f"and there is room for {room} ({have}): let engines take fewer devices, have "
+                "fewer engines, or add nodes"
+            )
 
 
 def engine_pools(placement: Placement, num_engines: int) -> list[str]:
@@ -244,16 +273,23 @@ def _takes(pool: RayPool, role: str) -> dict[str, float]:
     return rest or {"CPU": 1.0}
 
 
-def _check_room(chosen: Mapping[str, Sequence[str]], by_name: Mapping[str, RayPool]) -> None:
+def _check_room(
+    chosen: Mapping[str, Sequence[str]], by_name: Mapping[str, RayPool], engine_devices: int
+) -> None:
+    each = {"engine": engine_devices}
     for name, pool in by_name.items():
         num = {role: list(names).count(name) for role, names in chosen.items()}
         on_device = [r for r in num if num[r] and _takes(pool, r) == _per_device(pool)]
-        total = sum(num[role] for role in on_device)
+        total = sum(num[role] * each.get(role, 1) for role in on_device)
         if total > pool.count:
-            parts = ", ".join(f"{num[role]} {role}" for role in on_device)
+            parts = ", ".join(
+                f"{num[role]} {role}" + (f" of {each[role]}" if each.get(role, 1) > 1 else "")
+                for role in on_device
+            )
+            what = "parts on it" if engine_devices == 1 else "devices' worth of parts on it"
             raise ConfigError(
-                f"pool {name!r} has {pool.count} device(s), and the run places {total} parts on "
-                f"it ({parts}): ask for fewer (runtime.num_engines, num_env_workers), give it "
+                f"pool {name!r} has {pool.count} device(s), and the run places {total} {what} "
+                f"({parts}): ask for fewer (runtime.num_engines, num_env_workers), give it "
                 "more devices, or let several parts share one (resources: {GPU: 0.5}, with the "
                 "count doubled)"
             )
@@ -261,7 +297,7 @@ def _check_room(chosen: Mapping[str, Sequence[str]], by_name: Mapping[str, RayPo
 
 def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
     """Return what the cluster lacks of a pool; None when it is all there."""
-    labelled = [n for n in nodes if pool.labels.items() <= n.labels.items()]
+    labelled = [n for n in nodes if _is_of(pool, n)]
     room = [_fits(pool, node) for node in labelled]
     wants = _amounts(pool.resources) + (
         f" on nodes with {dict(pool.labels)}" if pool.labels else ""
@@ -274,6 +310,10 @@ def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
             f"{sum(room)} ({wants} each): lower its count or add nodes"
         )
     return None
+
+
+def _is_of(pool: RayPool, node: Node) -> bool:
+    return pool.labels.items() <= node.labels.items()
 
 
 def _fits(pool: RayPool, node: Node) -> int:

@@ -47,7 +47,7 @@ ROOMS = (
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
     ("config_base",),
-    ("config", "config_rewards", "config_training", "problems", "endpoint"),
+    ("config", "config_rewards", "config_shape", "config_training", "problems", "endpoint"),
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
         *("config_learning", "config_load", "config_lora", "manifest", "missing", "vocabulary"),

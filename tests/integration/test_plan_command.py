@@ -58,7 +58,7 @@ def test_a_person_reads_where_why_and_how_fast(rollart):
             "no pool may run environments",
         ),
         (ONE, ("--mapper", "affinty"), "Did you mean"),
-        (ONE, ("model=Nobody/None-7B",), "give its shape in the cluster file under model"),
+        (ONE, ("model=Nobody/None-7B",), "give its shape in model.shape or in the cluster file"),
         (
             "pools:\n  - {name: a, device: H100, count: 2}\n  - {name: c, device: cpu, count: 2}\n",
             ("runtime.num_trainer_ranks=4",),

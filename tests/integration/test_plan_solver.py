@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Placement, Pool
-from rollart_core.plan.roofline import max_batch, turn_time
+from rollart_core.plan.roofline import engine_pool, max_batch, turn_time
 from rollart_core.plan.solve import best_value, expect, fastest
 
 MODEL = ModelShape(7_600_000_000, 28, 28, 4, 128)
@@ -56,6 +56,23 @@ def test_one_env_on_one_kind_is_as_fast_as_its_devices_by_hand():
     batch = max_batch(MODEL, pool, THINK)
     by_hand = 4 / (THINK.turns * turn_time(MODEL, pool, THINK, batch).total_s)
     assert rate({"b/Think-v1": THINK}, pools, demand) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_engines_over_two_devices_are_as_fast_as_both_by_hand():
+    pools = [replace(POOLS[0], count=5, per_node=5), POOLS[2], POOLS[3]]
+    demand = replace(DEMAND, max_concurrent=100_000, engine_devices=2)
+    placement = fastest({"b/Think-v1": THINK}, pools, demand)
+    assert placement.num_engines == {"h100": 2}  # and one device is left over
+    pool = engine_pool(fastest_pool(pools), 2)
+    batch = max_batch(MODEL, pool, THINK)
+    by_hand = 2 / (THINK.turns * turn_time(MODEL, pool, THINK, batch).total_s)
+    assert placement.expected is not None
+    assert placement.expected.trajectories_per_s == pytest.approx(by_hand, rel=1e-4)
+    assert placement.expected.pools["h100"] == pytest.approx(4 / 5, rel=1e-3)
+    few = fastest({"b/Think-v1": THINK}, pools, replace(demand, num_engines=1))
+    assert few.num_engines == {"h100": 1}
+    again = expect(placement, {"b/Think-v1": THINK}, pools, demand)
+    assert again.trajectories_per_s == pytest.approx(by_hand, rel=1e-3)
 
 
 def fastest_pool(pools) -> Pool:
@@ -183,7 +200,7 @@ def test_no_rate_is_above_what_the_devices_could_do_at_best(mix, pools, demand):
     found = fit(mix, pools, demand)
     names = {way.pool for way in found.ways}
     count = sum(pool.count for pool in pools if pool.name in names)
-    least = {e: min(w.device_s for w in found.ways if w.env_id == e) for e in mix}
+    least = {e: min(w.engine_s for w in found.ways if w.env_id == e) for e in mix}
     at_best = count / sum(least.values()) * len(mix)
     assert rate(mix, pools, demand) <= at_best * (1 + 1e-6)
 
@@ -235,6 +252,12 @@ def test_more_episodes_at_once_are_never_slower(mix, pools, demand):
             r"the model \(140.0 GB of weights\) and one row of a/Read-v1 fit no device",
         ),
         ([POOLS[2], POOLS[3]], DEMAND, "fit no device that may run engines"),
+        (POOLS, replace(DEMAND, engine_devices=3), "cannot split 28 heads evenly"),
+        (
+            [replace(pool, per_node=2) for pool in POOLS[:2]] + POOLS[2:],
+            replace(DEMAND, engine_devices=4),
+            "takes 4 devices of one machine, and h100 has 2, h20 has 2",
+        ),
         (POOLS, replace(DEMAND, weights={"c/C-v1": 1.0}), "a weight for c/C-v1, but no workload"),
         (POOLS, replace(DEMAND, weights={"a/Read-v1": 0.0}), "must be above 0"),
     ],

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from rollart_core.bench import affinity
-from rollart_core.config_load import validate
+from rollart_core.config_load import load_config, validate
+from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
 from rollart_core.errors import ConfigError
+from rollart_core.plan.run_plan import workloads_of
 from rollart_core.resolve import resolve_run
 from rollart_core.rollout.router import Router
 from rollart_core.runtime import planning
@@ -153,3 +155,16 @@ def test_the_benchmark_runs():
     assert rows["affinity and the better colocation"]["ratio"]["median"] > 1
     assert rows["affinity"]["ours"] > 0
     assert 0.3 < rows["affinity"]["ratio"]["median"] < 1.5
+
+
+def test_a_run_may_say_what_its_episodes_ask_for(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {kind: new}\nenv: frozenlake\nstop: {batches: 1}\n"
+        "rollout: {workload: {prefill_tokens: 400, decode_tokens: 90, turns: 7, env_s: 2}}\n"
+    )
+    run = resolve_run(load_config(path))
+    assert workloads_of(run) == {"toy/FrozenLake-v1": Workload(400, 90, 7, 2.0)}
+    again = tmp_path / "again.yaml"
+    again.write_text(run.to_yaml())  # as a run's own config.yaml holds it
+    assert workloads_of(resolve_run(load_config(again))) == workloads_of(run)

@@ -53,3 +53,20 @@ def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(t
         await start(ConfigError, "NO_SUCH_VARIABLE is not set", **keyed)
 
     asyncio.run(main())
+
+
+def test_where_a_cluster_gives_gpus_a_server_counts_them_from_0(tmp_path):
+    of_machine = engine_of(tmp_path, {"tp_size": 4, "first_gpu": 2}, engine_index=1)
+    own = engine_of(tmp_path, {"tp_size": 4}, engine_index=1, has_own_devices=True)
+    assert (of_machine._first_gpu, own._first_gpu) == (6, 0)
+
+
+def test_a_first_gpu_is_refused_where_the_cluster_chooses(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "runtime: ray\nmodel: {kind: new}\nenv: toy/FrozenLake-v1\nstop: {batches: 1}\n"
+        "engine: {id: sglang, first_gpu: 2, tp_size: 2}\n"
+    )
+    with pytest.raises(ConfigError, match=r"engine.first_gpu: has no effect with runtime: ray"):
+        resolve_run(load_config(path))
+    assert resolve_run(load_config(path, ["engine.first_gpu=0"])).engine_devices == 2

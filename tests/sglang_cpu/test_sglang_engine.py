@@ -42,7 +42,7 @@ def url(model) -> str:
     config = SGLangConfig(command=command(), server_args=SERVER_ARGS)
     port = free_port()
     options = {"model_path": model, "dtype": "float32", "context_length": str(MAX_TOKENS + 8)}
-    argv = launch_argv(config, port=port, index=0, on_cpu=True, model=options)
+    argv = launch_argv(config, port=port, first_gpu=None, model=options)
     argv.remove("--skip-tokenizer-init")
     server = SGLangServer(argv, launch_environment(config, on_cpu=True))
     server.start()

@@ -257,3 +257,12 @@ def test_a_model_path_that_is_no_model(load: Load, tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     assert load("", f"model={folder}").model == ModelPath(path=str(folder))
     assert load("", "model=Qwen/Qwen3-0.6B").model == ModelPath(path="Qwen/Qwen3-0.6B")
+
+
+def test_a_workload_is_of_one_environment(load: Load) -> None:
+    asked = "rollout: {workload: {prefill_tokens: 400, decode_tokens: 90, turns: 7}}\n"
+    assert load(asked).rollout.workload is not None
+    two = BASE.replace("env: webshop", "env: [webshop, frozenlake]")
+    line = "x.yaml: rollout.workload: has no effect with several environments, which declare their"
+    assert refused(load, asked, base=two)[0].startswith(line)
+    assert "turns" in refused(load, asked.replace("turns: 7", "turns: 0"))[0]

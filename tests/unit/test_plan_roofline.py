@@ -86,3 +86,43 @@ def test_devices_are_found_however_they_are_written(name):
 def test_what_is_rich_in_arithmetic_and_what_in_bandwidth():
     balance = {name: d.flops_per_s / d.bytes_per_s for name, d in DEVICES.items() if d.bytes_per_s}
     assert balance["H20"] < balance["A100-80GB"] < balance["H200"] < balance["H100-SXM"]
+
+
+# 10^9 parameters, of which a token goes through 280 million: shared + X / 10 = 0.28, shared + X = 1
+MIXTURE = ModelShape(
+    10**9, 10, 10, 1, 100, num_active_params=280_000_000, num_experts=10, experts_per_token=1
+)
+
+
+def test_a_mixture_computes_with_what_a_token_goes_through_and_holds_all():
+    assert MIXTURE.expert_params == pytest.approx(800_000_000)
+    assert MIXTURE.weight_bytes == 2e9
+    assert roofline.flops(MIXTURE, 3, 500) == 3 * (2 * 280e6 + 40_000 * 500)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 1.0), (2, 1.9), (3, 2.71), (1000, 10.0)])
+def test_a_step_reads_the_experts_that_its_tokens_go_through(tokens, experts):
+    # 10 (1 - 0.9^n) of 10 experts of 80 million, and 200 million that all share
+    by_hand = 2 * (200e6 + experts * 80e6)
+    assert MIXTURE.touched_bytes(tokens) == pytest.approx(by_hand)
+    traffic = roofline.decode_bounds(MIXTURE, POOL, [100.0] * tokens)[1]
+    assert traffic == pytest.approx((by_hand + 4000 * 100 * tokens) / 1e12)
+
+
+def test_an_engine_over_several_devices_is_one_of_their_sum():
+    pool = Pool("p", "x", 16, 1e14, 1e12, memory_bytes=10**9, per_node=8)
+    three = roofline.engine_pool(pool, 3)
+    assert three.count == 4  # two of each machine, whose other two devices are idle
+    assert (three.flops_per_s, three.bytes_per_s, three.memory_bytes) == (3e14, 3e12, 3 * 10**9)
+    assert roofline.engine_pool(Pool("p", "x", 7), 3).count == 2
+    assert roofline.engine_model(MODEL, 4).kv_bytes_per_token == 4 * MODEL.kv_bytes_per_token
+    assert roofline.max_batch(MODEL, pool, Workload(1500, 100, 1)) == 0
+    assert roofline.max_batch(MODEL, three, Workload(1500, 100, 1)) == 109  # 0.7 GB / 6.4 MB
+
+
+def test_what_is_computed_again_is_a_fourth_pass():
+    workload = Workload(100, 100, 5)
+    three = roofline.training_s(MODEL, POOL, workload)
+    assert roofline.training_s(MODEL, POOL, workload, recomputes=True) == pytest.approx(
+        three * 4 / 3
+    )

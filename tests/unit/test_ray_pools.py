@@ -169,3 +169,32 @@ def test_engines_of_the_first_class_have_a_place_where_the_mapper_sends_nobody()
     placed = placement({"gpu": 1.0}, env="cores", trainer="cores")
     seats = ray_pools.seats_of(placed, THREE, PARTS, CLASSES)
     assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
+
+
+def test_an_engine_over_several_devices_has_one_seat_of_one_node() -> None:
+    pools = ray_pools.found_out(CLUSTER)
+    parts = {"engine": 2, "trainer": 1, "env": 1}
+    seats = ray_pools.seats_of(
+        placement({"H100": 1.0}, trainer="L4"), pools, parts, engine_devices=2
+    )
+    assert [dict(seat.resources) for seat in seats] == [
+        {"GPU": 2.0, "accelerator_type:H100": 0.002},
+        {"GPU": 2.0, "accelerator_type:H100": 0.002},
+        {"GPU": 1.0, "accelerator_type:L4": 0.001},
+        {"CPU": 1.0},
+    ]
+    ray_pools.check_nodes(seats, pools, CLUSTER, 2)
+
+
+def test_engines_of_more_devices_than_the_pool_or_a_node_has() -> None:
+    pools = ray_pools.found_out(CLUSTER)
+    parts = {"engine": 3, "trainer": 1, "env": 1}
+    with pytest.raises(ConfigError, match=r"places 6 devices' worth .*3 engine of 2\)"):
+        ray_pools.seats_of(placement({"H100": 1.0}), pools, parts, engine_devices=2)
+    split = [node("a", CPU=8, GPU=2), node("bb", CPU=8, GPU=2)]
+    pools = ray_pools.found_out(split)
+    seats = ray_pools.seats_of(
+        placement({"gpu": 1.0}), pools, parts | {"engine": 1}, engine_devices=4
+    )
+    with pytest.raises(ConfigError, match=r"room for 0 \(a has 2, bb has 2\)"):
+        ray_pools.check_nodes(seats, pools, split, 4)

@@ -124,7 +124,7 @@ def test_one_url_or_command_is_a_list_of_one():
 
 def test_each_server_of_a_run_has_gpus_of_its_own_and_listens_on_this_machine_only():
     config = SGLangConfig(command=("serve",), tp_size=4, first_gpu=2, server_args={"host": "::"})
-    argv = launch_argv(config, port=7, index=1, on_cpu=False, model={"model_path": "/m"})
+    argv = launch_argv(config, port=7, first_gpu=6, model={"model_path": "/m"})
     line = " ".join(argv)
     assert line.startswith("serve ")
     for flag in ("--tp-size 4", "--base-gpu-id 6", "--model-path /m", "--port 7"):
@@ -135,10 +135,16 @@ def test_each_server_of_a_run_has_gpus_of_its_own_and_listens_on_this_machine_on
 
 def test_a_python_without_sglang_is_told_how_to_name_one_that_has_it():
     with pytest.raises(ConfigError, match=r"engine\.command"):
-        launch_argv(SGLangConfig(), port=7, index=0, on_cpu=True, model={})
+        launch_argv(SGLangConfig(), port=7, first_gpu=None, model={})
 
 
 @pytest.mark.parametrize("given", [{}, {"url": "http://a:1"}, {"weight_road": "disk"}])
 def test_options_with_every_default_filled_in_are_the_same_options(given):
     config = SGLangConfig.model_validate(given)
     assert SGLangConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("key", ["tp_size", "base_gpu_id", "pp-size", "nnodes"])
+def test_flags_that_take_gpus_nobody_counts_are_refused(key: str) -> None:
+    with pytest.raises(ValidationError, match="would take GPUs that nobody counts"):
+        SGLangConfig(server_args={key: 2})

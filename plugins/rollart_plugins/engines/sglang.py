@@ -36,6 +36,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.incoming import fetch
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.sglang_checks import ModelFacts, Needs, check_server, model_facts
@@ -86,6 +87,7 @@ class SGLangEngine(InferenceEngine):
         max_context_tokens: int = 2048,
         policy_version: int = 0,
         engine_index: int = 0,
+        has_own_devices: bool = False,
         **options: object,
     ) -> None:
         """Take note of what to run; :meth:`start` brings the server up.
@@ -101,6 +103,7 @@ class SGLangEngine(InferenceEngine):
             max_context_tokens: Longest prompt and answer together.
             policy_version: What the server's first weights are called.
             engine_index: Which of the run's engines this is.
+            has_own_devices: Whether this process sees the GPUs of its server and no others.
             options: The fields of ``config`` one by one, as the registry gives them.
 
         Raises:
@@ -118,6 +121,9 @@ class SGLangEngine(InferenceEngine):
             )
         self._model_path, self._dtype, self._device = model_path, dtype, device
         self._channel, self._index = channel, engine_index
+        self._first_gpu = (
+            0 if has_own_devices else self._config.first_gpu + engine_index * self._config.tp_size
+        )
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
@@ -184,7 +190,8 @@ class SGLangEngine(InferenceEngine):
             # a step in flight would give its tokens to the weights that come while it is
             model["disable_overlap_schedule"] = True  # type: ignore[assignment]
         port = free_port()
-        argv = launch_argv(self._config, port=port, index=self._index, on_cpu=on_cpu, model=model)
+        first_gpu = None if on_cpu else self._first_gpu
+        argv = launch_argv(self._config, port=port, first_gpu=first_gpu, model=model)
         self._server = SGLangServer(argv, launch_environment(self._config, on_cpu=on_cpu))
         self._server.start()
         return SGLangClient(f"http://127.0.0.1:{port}")
@@ -364,8 +371,9 @@ class SGLangEngine(InferenceEngine):
         async with self._swap_lock:
             moved = -channel.moved_bytes
             incoming = await asyncio.to_thread(fetch, channel, policy_version, None)
-            self._facts.check_fit(incoming.tensors)
-            ready = await asyncio.to_thread(road.prepare, incoming.tensors)
+            tensors = as_in_files(incoming.tensors, self._facts.architectures)
+            self._facts.check_fit(tensors)
+            ready = await asyncio.to_thread(road.prepare, tensors)
             tag = self._tag(incoming.policy_version)
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()

@@ -16,6 +16,17 @@ LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
 """What has no effect on servers that run already."""
 
 
+_GPU_ARGS = {
+    "tp_size": "give engine.tp_size",
+    "tensor_parallel_size": "give engine.tp_size",
+    "base_gpu_id": "give engine.first_gpu",
+    "pp_size": "an engine is split by tp_size alone",
+    "pipeline_parallel_size": "an engine is split by tp_size alone",
+    "nnodes": "an engine is on one machine; have more engines",
+}
+"""Flags of a server that say which GPUs it takes, and what to say instead."""
+
+
 class SGLangConfig(BaseModel):
     """What a run config may say under ``engine``."""
 
@@ -31,7 +42,8 @@ class SGLangConfig(BaseModel):
     tp_size: PositiveInt = 1
     """GPUs that the layers of one server are split over."""
     first_gpu: Annotated[int, Field(ge=0)] = 0
-    """The first server takes ``tp_size`` GPUs from this one on, the second those after them."""
+    """The first server takes ``tp_size`` GPUs from this one on, the second those after them. With
+    ``runtime: inline`` only: Ray gives each server GPUs of its own."""
     server_args: dict[str, Any] = Field(default_factory=dict)
     """Further flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics: true}``."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -73,6 +85,14 @@ class SGLangConfig(BaseModel):
         if len(set(value)) != len(value):
             raise ValueError("each engine needs a server of its own: one is named twice")
         return tuple(url.rstrip("/") for url in value)
+
+    @field_validator("server_args")
+    @classmethod
+    def _gpus_are_counted(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, mend in _GPU_ARGS.items():
+            if key in value or key.replace("_", "-") in value:
+                raise ValueError(f"{key} would take GPUs that nobody counts: {mend}")
+        return value
 
     @model_validator(mode="after")
     def _all_has_effect(self) -> Self:

@@ -94,15 +94,15 @@ class SGLangServer:
 
 
 def launch_argv(
-    config: SGLangConfig, *, port: int, index: int, on_cpu: bool, model: Mapping[str, str]
+    config: SGLangConfig, *, port: int, first_gpu: int | None, model: Mapping[str, str]
 ) -> list[str]:
     """Return the command line of a server.
 
     Args:
         config: The engine's options.
         port: Where it is to listen, on this machine only.
-        index: Which of the run's servers it is.
-        on_cpu: Whether it has no GPU.
+        first_gpu: The first of its ``tp_size`` GPUs, counted among those this process sees; None:
+            it has no GPU.
         model: Flags that say which model, and how.
 
     Raises:
@@ -117,11 +117,11 @@ def launch_argv(
             )
         command = [sys.executable, "-m", "sglang.launch_server"]
     gpus = {"tp_size": config.tp_size}
-    if not on_cpu:
-        gpus["base_gpu_id"] = config.first_gpu + index * config.tp_size
+    if first_gpu is not None:
+        gpus["base_gpu_id"] = first_gpu
     where = {"host": "127.0.0.1", "port": port}
     options = {**gpus, **model, **config.server_args, **where}
-    return command + dialect.flags(options, on_cpu=on_cpu)
+    return command + dialect.flags(options, on_cpu=first_gpu is None)
 
 
 def launch_environment(config: SGLangConfig, *, on_cpu: bool) -> dict[str, str]:

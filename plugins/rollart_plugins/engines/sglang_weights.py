@@ -66,8 +66,8 @@ class WeightRoad(ABC):
 class DiskRoad(WeightRoad):
     """A model folder for each version: config and tokenizer linked, the weights written."""
 
-    def __init__(self, client: SGLangClient, model_path: str, folder: str | None) -> None:
-        self._client, self._model = client, Path(model_path)
+    def __init__(self, client: SGLangClient, model: Path, folder: str | None) -> None:
+        self._client, self._model = client, model
         _remove_orphans(Path(folder or tempfile.gettempdir()))
         self._home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=folder))
         self._home.chmod(0o755)  # the server may be somebody else's
@@ -285,17 +285,35 @@ def new_road(
 ) -> WeightRoad:
     """Return the road that the config names."""
     if config.weight_road == "disk":
-        if not Path(model_path).is_dir():
-            raise ConfigError(
-                f"engine.weight_road: disk needs the model's folder, and model.path is {model_path}"
-            )
-        return DiskRoad(client, model_path, config.weights_folder)
+        return DiskRoad(client, model_folder(model_path), config.weights_folder)
     if config.weight_road == "tensor":
         return TensorRoad(client, server.tp_size, config.bucket_bytes)
     backend = config.backend
     if backend == "auto":
         backend = "nccl" if server.device == "cuda" else "gloo"
     return DistributedRoad(client, config, backend, server.tp_size)
+
+
+def model_folder(model_path: str) -> Path:
+    """Return where the config of a model is: its folder, or that of a hub id in the hub's cache.
+
+    Raises:
+        ConfigError: When it is not on this machine.
+    """
+    folder = Path(model_path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with contextlib.suppress(HFValidationError):
+        found = try_to_load_from_cache(model_path, "config.json")
+        if isinstance(found, str):
+            return Path(found).parent
+    raise ConfigError(
+        f"engine.weight_road: disk needs the config of the model on this machine, and {model_path} "
+        "is neither a folder nor in the hub's cache: download it, or name its folder in model.path"
+    )
 
 
 def _remove_orphans(home: Path) -> None:

@@ -1,0 +1,48 @@
+"""Weights of a mixture of experts under the names of its published files, which servers read.
+
+    transformers, in memory    ...experts.gate_up_proj [E, 2 I, H], ...experts.down_proj [E, H, I]
+    files, and servers         ...experts.7.gate_proj.weight [I, H], up_proj, down_proj [H, I]
+
+Takes: named tensors as a trainer publishes them. Gives: the same as views, an expert each. Never:
+copies a tensor, or touches a model it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+SPLIT = frozenset({"Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"})
+"""Whose files have a tensor for each expert. Others have their experts in one tensor, too."""
+_GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+
+
+def as_in_files(
+    tensors: Iterable[tuple[str, torch.Tensor]], architectures: Sequence[str]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return tensors as the files of such a model have them.
+
+    Args:
+        tensors: Under transformers' names.
+        architectures: As the model's ``config.json`` says.
+    """
+    if not SPLIT.intersection(architectures):
+        return list(tensors)
+    return [one for name, tensor in tensors for one in _split(name, tensor)]
+
+
+def _split(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    if tensor.dim() != 3 or not name.endswith((_GATE_UP, _DOWN)):
+        yield name, tensor
+        return
+    experts = name[: name.rindex(".")]
+    for n, of_expert in enumerate(tensor.unbind()):
+        if name.endswith(_DOWN):
+            yield f"{experts}.{n}.down_proj.weight", of_expert
+            continue
+        gate, up = of_expert.chunk(2)
+        yield f"{experts}.{n}.gate_proj.weight", gate
+        yield f"{experts}.{n}.up_proj.weight", up

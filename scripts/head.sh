@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Start the head of a Ray cluster on this machine, with a token that every node must have.
+#
+#     scripts/head.sh            the head alone: no GPU and no core of it is used
+#     scripts/head.sh KIND       the head, which is a node of that kind too (see node.sh)
+#
+# What may be set:
+#     HEAD_IP     address of this machine that the other nodes reach   (default: what Ray finds)
+#     PORT        where the head listens                               (default: 6379)
+#     RAY         the ray program                                      (default: ray)
+#     TEMP_DIR    where Ray keeps logs and sockets, on all nodes       (default: /tmp/ray)
+#     BLOCK=1     stay in the foreground, and end the node when this script ends
+#     NUM_GPUS, NUM_CPUS   as in node.sh
+#     RAY_AUTH_TOKEN_PATH  the token's file                            (default: ~/.ray/auth_token)
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+# Whoever reaches Ray's ports without a token runs what he likes.
+export RAY_AUTH_MODE=token
+token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
+if [ ! -s "$token" ]; then
+    mkdir -p "$(dirname "$token")"
+    (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$token")
+    echo "made a token: copy $token to the same place on every node" >&2
+fi
+
+if [ $# -eq 0 ]; then
+    export NUM_GPUS=0 NUM_CPUS=0
+    set -- head
+fi
+exec env AS_HEAD=1 "$here/node.sh" "$1"

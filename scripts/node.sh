@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Make this machine a node of a Ray cluster, marked as one of a KIND.
+#
+#     HEAD=10.0.0.1:6379 scripts/node.sh KIND
+#
+# A run's pools name kinds: `resources: {GPU: 1, train: 1}` is one GPU of a node that was started with
+# `node.sh train`, and `resources: {boxes: 1}` one core of a node without GPUs that was started with
+# `node.sh boxes`. A node has as many of its mark as it has GPUs, or cores where it has none.
+#
+# What may be set, besides HEAD:
+#     NUM_GPUS    GPUs to offer       (default: what nvidia-smi lists)
+#     NUM_CPUS    cores to offer      (default: all)
+#     NODE_IP     address of this machine that the others reach         (default: what Ray finds)
+#     RAY         the ray program                                       (default: ray)
+#     BLOCK=1     stay in the foreground, and end the node when this script ends
+#     RAY_AUTH_TOKEN_PATH  the token's file, as on the head             (default: ~/.ray/auth_token)
+set -euo pipefail
+kind=${1:?which kind of node: scripts/node.sh KIND, such as train, gen or boxes}
+
+export RAY_AUTH_MODE=token
+token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
+if [ ! -s "$token" ]; then
+    echo "node.sh: there is no token at $token: copy the head's to here" >&2
+    exit 1
+fi
+# Actors are the work that a run waits for: they are not to give way to everything else.
+export RAY_worker_niceness="${RAY_worker_niceness:-0}"
+
+gpus=${NUM_GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | wc -l)}
+cpus=${NUM_CPUS:-$(nproc)}
+if [ "$gpus" -gt 0 ]; then marks=$gpus; else marks=$cpus; fi
+
+args=(--num-gpus="$gpus" --num-cpus="$cpus" --disable-usage-stats)
+if [ "$marks" -gt 0 ]; then args+=(--resources="{\"$kind\": $marks}"); fi
+if [ "${BLOCK:-}" = 1 ]; then args+=(--block); fi
+if [ "${AS_HEAD:-}" = 1 ]; then
+    args+=(--head --port="${PORT:-6379}" --include-dashboard=false)
+    if [ -n "${TEMP_DIR:-}" ]; then args+=(--temp-dir="$TEMP_DIR"); fi
+    if [ -n "${HEAD_IP:-}" ]; then args+=(--node-ip-address="$HEAD_IP"); fi
+else
+    args+=(--address="${HEAD:?the address of the head: HEAD=10.0.0.1:6379 scripts/node.sh $kind}")
+    if [ -n "${NODE_IP:-}" ]; then args+=(--node-ip-address="$NODE_IP"); fi
+fi
+exec "${RAY:-ray}" start "${args[@]}"

@@ -1,0 +1,184 @@
+"""The scripts that start a cluster, run on this machine: a head, a node, and a run that joins them.
+
+GPUs are counted, not there: Ray takes our word for them, and gives each engine its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollart_core.config import RayRuntime
+from rollart_core.runtime import ray_local
+from rollart_core.runtime.ray_actor import ActorSettings
+from rollart_core.runtime.ray_cluster import RayCluster, read_token_anew
+from rollart_core.runtime.ray_part import Berth, RayPart
+from rollart_core.runtime.ray_pools import Seat
+from rollart_core.train.process_group import own_address
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+BIN = Path(sys.executable).parent
+UP_S = 90
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+RUN = """
+name: small
+mode: sync
+runtime:
+  kind: ray
+  num_engines: 1
+  placement_s: 120
+  pools:
+    - {name: train, device: H100, count: 1, resources: {GPU: 1, train: 1}, roles: [trainer]}
+    - {name: gen, device: H100, count: 2, resources: {GPU: 1, gen: 1}, roles: [engines]}
+    - {name: cores, count: 2, resources: {CPU: 1}, roles: [envs]}
+model: {kind: new, num_layers: 1, width: 32, num_heads: 1, head_dim: 32, vocab_size: 320}
+env: {id: toy/FrozenLake-v1, hint: false}
+rollout: {groups_per_batch: 2, group_size: 2, max_turns: 2, max_new_tokens: 2}
+evaluation: {tasks: 2, greedy: false}
+trackers: []
+stop: {batches: 1}
+"""
+
+
+def visible_devices() -> str:
+    """Return what of the machine's GPUs this process sees (called in an actor)."""
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """A token, a port and a short folder of the test's own; no process is left behind."""
+    folder = ray_local.LocalFolder()
+    (folder.path / "token").unlink()  # head.sh makes one
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    own = {
+        **{"RAY_AUTH_TOKEN_PATH": str(folder.token), "TEMP_DIR": folder.temp_dir, "BLOCK": "1"},
+        **{"HEAD_IP": own_address(), "PORT": str(port), "HEAD": f"{own_address()}:{port}"},
+        **{"RAY": str(BIN / "ray"), "NUM_GPUS": "4", "NUM_CPUS": "2", "OMP_NUM_THREADS": "1"},
+    }
+    try:
+        yield {**os.environ, **own}
+        assert not _left(str(folder.path))
+    finally:
+        for pid in _left(str(folder.path)):
+            os.kill(pid, signal.SIGKILL)
+        folder.remove()
+
+
+def _left(folder: str) -> list[int]:
+    """Return the processes whose environment names this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = folder.encode() in (process / "environ").read_bytes()
+            zombie = (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if mine and not zombie and int(process.name) != os.getpid():
+            found.append(int(process.name))
+    return found
+
+
+def started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a script, and wait until its node is up."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "Ray runtime started" in line:
+            return process
+    raise AssertionError("".join(said))
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    """End a node as its script is ended, and wait for it."""
+    process.terminate()
+    process.communicate(timeout=UP_S)
+
+
+def test_an_engine_over_two_gpus_sees_two_of_its_own(environment: dict[str, str]) -> None:
+    refused = subprocess.run(
+        [str(SCRIPTS / "node.sh"), "gen"], env=environment, capture_output=True, text=True
+    )
+    assert refused.returncode == 1
+    assert "there is no token at" in refused.stderr
+    head = started([str(SCRIPTS / "head.sh"), "gen"], environment)
+    mine = {k: environment[k] for k in ("RAY_AUTH_TOKEN_PATH",)} | {"RAY_AUTH_MODE": "token"}
+    try:
+        with ray_local.variables(mine):
+            read_token_anew()
+            seen = asyncio.run(_seen(environment["HEAD"]))
+    finally:
+        ended(head)
+        read_token_anew()
+    first, second = (set(devices.split(",")) for devices in seen)
+    assert len(first) == len(second) == 2
+    assert not first & second
+
+
+async def _seen(address: str) -> list[str]:
+    """Return the GPUs that two parts see, each on a seat of two."""
+    cluster = RayCluster(RayRuntime(address=address, placement_s=UP_S), "seen", 2)
+    cluster.open()
+    seats = [Seat("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
+    settings = ActorSettings({}, None, [str(Path(__file__).parent)])
+    parts = []
+    try:
+        assert {n.resources.get("gen") for n in cluster.nodes()} == {4.0}
+        group = await cluster.reserve(seats, "SPREAD")
+        for index, seat in enumerate(seats):
+
+            async def berth(index: int = index, seat: Seat = seat) -> Berth:
+                return Berth(seat, group, index)
+
+            part = RayPart(f"engine-{index}", cluster, berth, settings)
+            parts.append(part)
+            await part.start()
+        return [await part.call("test_cluster_scripts:visible_devices") for part in parts]
+    finally:
+        for part in parts:
+            await part.close()
+        cluster.close()
+
+
+SCONTROL = "#!/bin/sh\necho one; echo two\n"
+SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+"""As Slurm's, for two nodes that are one machine."""
+
+
+def test_a_slurm_job_starts_its_cluster_and_joins_it(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "run.yaml").write_text(RUN)
+    job = {
+        **{"PATH": f"{tmp_path}:{BIN}:{environment['PATH']}", "KINDS": "train gen"},
+        **{"SCRIPTS": str(SCRIPTS), "SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(tmp_path)},
+    }
+    command = ["bash", str(SCRIPTS / "slurm.sbatch"), "run.yaml", f"runs_dir={tmp_path}/runs"]
+    done = subprocess.run(
+        command, env=environment | job, cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(list((tmp_path / "runs").glob("small-*/report.json"))) == 1
+    short = subprocess.run(
+        command, env=environment | job | {"KINDS": "train"}, capture_output=True, text=True
+    )
+    assert short.returncode == 1
+    assert "KINDS has 1 words, and the job 2 nodes" in short.stderr
