@@ -1,4 +1,7 @@
-"""``rollart export``: trajectories for other tools."""
+"""``rollart export``: trajectories for other tools.
+
+Takes: a run directory and filters. Gives: a file. Never: writes over one that is there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``rollart plot``: the course of runs as a picture."""
+"""``rollart plot``: the course of runs as a picture.
+
+Takes: run directories. Gives: a file. Never: draws itself; ``view/`` does.
+"""
 
 from __future__ import annotations
 

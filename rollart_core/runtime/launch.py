@@ -374,10 +374,13 @@ class _Launch:
         """Ctrl-C while training ends the run in order; elsewhere, or a second time, at once."""
         loop, main = asyncio.get_running_loop(), asyncio.current_task()
         assert main is not None
+        ends_at_once = False
 
         def interrupt() -> None:
             training = self._training
+            nonlocal ends_at_once
             if training is None or not training.running or self._interrupted:
+                ends_at_once = True
                 main.cancel()
                 return
             self._interrupted = True
@@ -393,6 +396,8 @@ class _Launch:
         try:
             yield
         except asyncio.CancelledError:
+            if not ends_at_once:  # it is the caller who cancels
+                raise
             raise KeyboardInterrupt from None
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from rollart_core.config_load import load_config
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.engine.observer import NobodyWatches
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.resolve import resolve_run
-from rollart_core.runtime.launch import launch
+from rollart_core.runtime.launch import _Launch, launch
 from rollart_core.runtime.report import RunReport
 
 ENV = "rollart_core.testing:AsyncFakeEnv"
@@ -204,7 +207,8 @@ def wait_for_batches(runs: Path, n: int, process: subprocess.Popen[str]) -> Path
                     if sum(b.state == "trained" for b in journal.batches()) >= n:
                         return found[0].parent
             except Exception:  # not yet created, or just being created
-                continue
+                pass
+        time.sleep(0.02)  # the run needs the processor more than who looks at it
     assert process.stderr is not None
     raise AssertionError(process.stderr.read())
 
@@ -227,7 +231,25 @@ def test_ctrl_c_ends_in_order_and_keeps_everything(tmp_path):
     assert not list(Path("/dev/shm").glob(f"rollart-run-{process.pid}-*"))
 
 
+def test_who_cancels_a_run_is_not_told_of_a_ctrl_c(tmp_path):
+    one = _Launch(resolve_run(load_config(write(tmp_path, {}))), None, NobodyWatches())
+
+    async def cancelled():
+        async def waits():
+            with one._interrupts():
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
     changes = {
         "reward": None,

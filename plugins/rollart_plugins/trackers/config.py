@@ -1,4 +1,7 @@
-"""Options of the trackers."""
+"""Options of the trackers.
+
+Takes: what a config says. Gives: checked options. Never: imports a tracker's package.
+"""
 
 from __future__ import annotations
 
