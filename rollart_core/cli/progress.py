@@ -164,12 +164,12 @@ def report_table(report: Mapping[str, object]) -> Group:
     return Group(*tables, facts)
 
 
-def _env_tables(report: Mapping[str, object]) -> Iterator[Table]:
+def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
     """Yield what several environments came to, and why each ran where it did."""
-    done = Table(title="Environments, while training", title_justify="left", title_style="bold")
+    done = RichTable(title="Environments, while training", title_justify="left", title_style="bold")
     for column in ("", "trained", "finished", "success", "score", "failed", "envs on", "engines"):
         done.add_column(column)
-    why = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    why = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, of_it in _envs(report):
         counts = [f"{_float(of_it.get(key)):,.0f}" for key in ("trained", "finished")]
         rollout, ran = _mapping(of_it.get("rollout")), _mapping(of_it.get("ran"))
