@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,11 @@ def test_each_class_answers_the_environments_that_the_mapper_sends_there(tmp_pat
 def test_the_pools_of_one_machine_are_its_classes(tmp_path: Path) -> None:
     resolved = run(tmp_path, engines=[{**WIDE, "count": 2}])
     inline = InlineRuntime(resolved, tmp_path)
-    assert [inline.pool_of("engine", i) for i in range(3)] == ["engine", "wide", "wide"]
-    assert inline.pool_of("trainer", 0) == "local"
+    try:
+        assert [inline.pool_of("engine", i) for i in range(3)] == ["engine", "wide", "wide"]
+        assert inline.pool_of("trainer", 0) == "local"
+    finally:
+        asyncio.run(inline.close())
     assert resolved.engine_on("wide").options["max_sessions"] == 8
     assert resolved.engine_on("engine").options["max_sessions"] == 256
 

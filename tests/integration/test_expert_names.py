@@ -76,8 +76,7 @@ def test_a_mixture_is_trained_and_published(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     trainer.publish(1)
     files = load_file(tmp_path / "model" / "model.safetensors")
-    with channel.fetch(1) as fetched:
-        given = dict(as_in_files(list(fetched), ["Qwen3MoeForCausalLM"]))
+    given = dict(as_in_files(list(channel.fetch(1)), ["Qwen3MoeForCausalLM"]))
     shapes = {name: tensor.shape for name, tensor in given.items()}
     assert shapes == {name: tensor.shape for name, tensor in files.items()}
     assert {tensor.dtype for tensor in given.values()} == {torch.bfloat16}

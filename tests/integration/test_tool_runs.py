@@ -9,6 +9,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.models.new import train_tokenizer
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.run_envs import RunEnvs
+from rollart_core.testing import ScriptedEngine
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_model_that_cannot_call_tools_is_refused_before_the_first_episode(
     config = load_config(Path(repo_root) / "examples/stock.yaml", [])
     envs = RunEnvs(resolve_run(config, source="stock.yaml", import_classes=False))
     if told is None:
-        envs.wire(None, None, str(folder))
+        envs.wire(None, ScriptedEngine(), str(folder))
         return
     with pytest.raises(ConfigError, match=f"toy/Stock-v1 has tools.*{told}"):
-        envs.wire(None, None, str(folder))
+        envs.wire(None, ScriptedEngine(), str(folder))
