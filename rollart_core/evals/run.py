@@ -12,11 +12,8 @@ end, or goes on with an environment in which most attempts fail.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,6 +31,7 @@ from rollart_core.evals.report import EvaluationReport, write_report
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.baseline import BASELINES
 from rollart_core.runtime.inline import InlineRuntime
+from rollart_core.runtime.interrupts import interrupts
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.types import Task, Ticket, Trajectory
 
@@ -92,7 +90,7 @@ class _Evaluation:
     async def execute(self) -> EvaluationReport:
         with run_lock(self._folder), EpisodeLog(self._folder) as log:
             runtime = InlineRuntime(self._run, self._folder)
-            with _interrupts():
+            with interrupts():
                 try:
                     await self._start(runtime, log)
                     for column in self._plan.columns:
@@ -250,22 +248,3 @@ def _tickets(name: str, tasks: list[Task], attempts: int) -> list[Ticket]:
 async def _end(envs: RunEnvs, runtime: InlineRuntime) -> None:
     await envs.close()
     await runtime.close()
-
-
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM end everything in order."""
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
-    assert main is not None
-    told: list[signal.Signals] = []
-    with suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, main.cancel)
-            told.append(number)
-    try:
-        yield
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        for number in told:
-            loop.remove_signal_handler(number)

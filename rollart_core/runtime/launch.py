@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from rollart_core.rollout.teacher import RunEpisode
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.env_reports import Routed, env_reports, whereabouts
+from rollart_core.runtime.interrupts import interrupts
 from rollart_core.runtime.parts_runtime import PartsRuntime
 from rollart_core.runtime.pauses import short_pauses
 from rollart_core.runtime.planning import RunPlan
@@ -108,7 +108,7 @@ class _Launch:
         recorder.gauges = lambda: {**runtime.gauges(), **scoring.metrics()}
         elastic = Elastic(runtime, self._config.scaling, recorder.event)
         report: RunReport | None = None
-        with self._interrupts(), ExitStack() as until_end:
+        with interrupts(self._ends_in_order), ExitStack() as until_end:
             try:
                 recorder.start()
                 await elastic.open(run_dir)
@@ -369,39 +369,15 @@ class _Launch:
             took = time.perf_counter() - began
             self._phases[name] = self._phases.get(name, 0.0) + took
 
-    @contextmanager
-    def _interrupts(self) -> Iterator[None]:
+    def _ends_in_order(self) -> bool:
         """Ctrl-C while training ends the run in order; elsewhere, or a second time, at once."""
-        loop, main = asyncio.get_running_loop(), asyncio.current_task()
-        assert main is not None
-        ends_at_once = False
-
-        def interrupt() -> None:
-            training = self._training
-            nonlocal ends_at_once
-            if training is None or not training.running or self._interrupted:
-                ends_at_once = True
-                main.cancel()
-                return
-            self._interrupted = True
-            self._observer.message("Stopping after the batch in training; Ctrl-C again: at once.")
-            training.request_stop("interrupted")
-
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, interrupt)
-        except (ValueError, RuntimeError, NotImplementedError):
-            yield  # not the main thread, or no signals here: the caller decides
-            return
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not ends_at_once:  # it is the caller who cancels
-                raise
-            raise KeyboardInterrupt from None
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+        training = self._training
+        if training is None or not training.running or self._interrupted:
+            return False
+        self._interrupted = True
+        self._observer.message("Stopping after the batch in training; Ctrl-C again: at once.")
+        training.request_stop("interrupted")
+        return True
 
 
 def new_runtime(run: ResolvedRun, run_dir: Path) -> PartsRuntime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -20,10 +19,9 @@ from rollart_core.config_load import load_config
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
-from rollart_core.engine.observer import NobodyWatches
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.resolve import resolve_run
-from rollart_core.runtime.launch import _Launch, launch
+from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
 
 ENV = "rollart_core.testing:AsyncFakeEnv"
@@ -229,23 +227,6 @@ def test_ctrl_c_ends_in_order_and_keeps_everything(tmp_path):
     # Nothing of it is undone when it goes on: what had been trained is in a checkpoint.
     assert (run_dir / "checkpoints" / f"v{report['batches']:06d}" / "run_state.json").exists()
     assert not list(Path("/dev/shm").glob(f"rollart-run-{process.pid}-*"))
-
-
-def test_who_cancels_a_run_is_not_told_of_a_ctrl_c(tmp_path):
-    one = _Launch(resolve_run(load_config(write(tmp_path, {}))), None, NobodyWatches())
-
-    async def cancelled():
-        async def waits():
-            with one._interrupts():
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(waits())
-        await asyncio.sleep(0)
-        task.cancel()
-        await task
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancelled())
 
 
 @pytest.mark.slow

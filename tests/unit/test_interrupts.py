@@ -1,0 +1,66 @@
+"""Ctrl-C, SIGTERM, and what is neither."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from rollart_core.runtime.interrupts import interrupts
+
+
+async def waits(**given) -> None:
+    with interrupts(**given):
+        await asyncio.Event().wait()
+
+
+async def signalled(number: signal.Signals, **given) -> None:
+    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+    await waits(**given)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_task_at_once(number) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(signalled(number))
+
+
+def test_who_cancels_is_not_told_of_a_ctrl_c() -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+
+
+def test_the_first_signal_may_be_seen_to_in_order_and_the_second_is_not() -> None:
+    seen: list[bool] = []
+
+    async def twice() -> None:
+        loop = asyncio.get_running_loop()
+
+        def in_order() -> bool:
+            seen.append(True)
+            loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+            return len(seen) == 1
+
+        loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+        await waits(ends_in_order=in_order)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(twice())
+    assert len(seen) == 2
+
+
+def test_signals_are_given_back() -> None:
+    async def over() -> None:
+        with interrupts():
+            pass
+        assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+    asyncio.run(over())
