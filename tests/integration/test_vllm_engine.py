@@ -312,5 +312,9 @@ def test_a_run_is_trained_on_what_the_server_samples(
         for sample in trajectory.samples
         for version in sample.policy_versions[sample.loss_mask]
     }
-    assert {0, 1} <= versions
+    # Which of the middle ones sampled anything is a matter of pace; the last batch is trained at
+    # version 2, and is at most one behind.
+    assert versions <= {0, 1, 2}
+    assert min(versions) == 0
+    assert max(versions) >= 1
     assert server.num_resets >= 3
