@@ -283,24 +283,15 @@ def resolve_all(
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
-    teacher = (
-        find("inference_engines", config.teacher.engine, "teacher", "engine")
-        if config.teacher
-        else None
-    )
-    if teacher and not teacher.spec.scores:
-        message = f"{teacher.spec.id} cannot score given tokens, as a teacher must; use embedded"
-        problems.append(Problem(("teacher", "engine"), message))
+    teacher = None
+    if config.teacher:
+        teacher = find("inference_engines", config.teacher.engine, "teacher", "engine")
+        problems += _teacher_problems(teacher)
     envs = resolve_envs(config, find, reward)
     scoring = _scoring(config, find, [env.reward for env in envs])
     problems += _model_kind_problems(config, trains)
     if generates:
-        problems += _engine_problems(config, engine, trains, ("engine",))
-        for i, one in enumerate(engines):
-            problems += _engine_problems(config, one, trains, ("engines", i, "engine"))
-    for one in (engine, *engines):
-        if one and trains:
-            problems += lora_problems(config, one.spec)
+        problems += _all_engine_problems(config, (engine, *engines), trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:
@@ -371,6 +362,28 @@ def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
     if not trains and isinstance(config.model, NewModel):
         message = "new: it has learned nothing yet; name a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)
+
+
+def _teacher_problems(
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None,
+) -> Iterable[Problem]:
+    """Yield why an engine cannot run the teacher."""
+    if teacher and not teacher.spec.scores:
+        message = f"{teacher.spec.id} cannot score given tokens, as a teacher must; use embedded"
+        yield Problem(("teacher", "engine"), message)
+
+
+def _all_engine_problems(
+    config: RunConfig,
+    engines: Sequence[ResolvedPlugin[InferenceEngineSpec] | None],
+    trains: bool,
+) -> Iterable[Problem]:
+    """Yield what engines cannot do, those of ``engine`` first and then each further class."""
+    further = (("engines", i, "engine") for i in range(len(config.engines)))
+    for key, engine in zip((("engine",), *further), engines, strict=True):
+        yield from _engine_problems(config, engine, trains, key)
+        if engine and trains:
+            yield from lora_problems(config, engine.spec)
 
 
 def _engine_problems(
