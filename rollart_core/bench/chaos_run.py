@@ -32,6 +32,7 @@ from rollart_core.errors import JournalError, RollartError
 
 POLL_S = 0.05
 LOOK_S = 0.5
+TELL_S = 30.0
 LIMIT_S = 240.0
 MOST_DELAY_S = 0.5
 """Between the train_step a kill waits for and the kill: any moment of a step may be hit."""
@@ -94,6 +95,8 @@ class AttackedRun:
     """The node that is to die, or was the last to."""
     look_at_s: float = 0.0
     """When to look next which processes there are."""
+    tell_at_s: float = 0.0
+    """When to say next how far it is."""
     recoveries: list[Recovery] = field(default_factory=list)
 
     def execute(self, kills: Sequence[Kill]) -> float:
@@ -267,6 +270,9 @@ class AttackedRun:
         if time.monotonic() > self.look_at_s:
             self.look_at_s = time.monotonic() + LOOK_S
             self.watched.alive()  # remembers their ids
+        if time.monotonic() > self.tell_at_s:
+            self.tell_at_s = time.monotonic() + TELL_S
+            tell(f"  {self.trained()} train_steps")
         code = self.process.poll()
         if code not in (None, 0):
             raise RollartError(f"the run ended with exit code {code}: {self._tail()}")

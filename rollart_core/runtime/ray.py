@@ -109,7 +109,8 @@ class RayRuntime(PartsRuntime):
         reach = self.run.weights.spec.reach
         if reach == "machine":
             self._shared = shared_folder(self.run_dir.name)
-        refuse(await self._checks.parts(nodes, self._shared))
+        classes = [seat.pool for seat in seats if seat.role == "engine"]
+        refuse(await self._checks.parts(nodes, classes, self._shared))
         trainer = nodes["trainer"][0]
         if reach == "network" and trainer.address != nodes["engine"][0].address:
             self._location = await self._address_of_weights(trainer)

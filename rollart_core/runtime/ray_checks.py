@@ -42,15 +42,20 @@ class NodeChecks:
         theirs = {node.title: found for node, found in answers.items()}
         return ray_nodes.differences(here, theirs)
 
-    async def parts(self, nodes: Nodes, shared: Path) -> list[str]:
+    async def parts(self, nodes: Nodes, classes: Sequence[str], shared: Path) -> list[str]:
         """Return all that parts need and their nodes lack.
 
         Args:
             nodes: Where they will be.
+            classes: The pool of each engine.
             shared: The folder that trainer and engines are to share.
         """
-        boxes = await self.boxes(nodes["env"])
-        return [*await self.files(nodes), *await self.weights(nodes, shared), *boxes]
+        return [
+            *await self.files(nodes),
+            *await self.weights(nodes, shared),
+            *await self.engines(classes, nodes["engine"]),
+            *await self.boxes(nodes["env"]),
+        ]
 
     async def files(self, nodes: Nodes) -> list[str]:
         """Who reads or writes the run directory can; a model's folder is where it is read."""
@@ -97,6 +102,19 @@ class NodeChecks:
             for node, found in seen.items()
             if not found
         ]
+
+    async def engines(self, classes: Sequence[str], nodes: Sequence[Node]) -> list[str]:
+        """Every node of an engine has what the options of its class name."""
+        faults = []
+        for pool in dict.fromkeys(classes):
+            engine = self._run.engine_on(pool)
+            here = [node for name, node in zip(classes, nodes, strict=True) if name == pool]
+            question = ray_nodes.ask_what_is_missing(
+                "inference_engines", engine.spec.id, engine.options
+            )
+            for node, lines in (await self._cluster.ask(question, here)).items():
+                faults += [f"node {node.title}: engine {engine.spec.id}: {line}" for line in lines]
+        return faults
 
     async def boxes(self, nodes: Sequence[Node]) -> list[str]:
         """On every node of env workers, a box of each environment that needs one comes up."""

@@ -126,6 +126,26 @@ def ask_for_a_port(host: str) -> Callable[[], int]:
     return find
 
 
+def ask_what_is_missing(
+    kind: str, plugin_id: str, options: Mapping[str, Any]
+) -> Callable[[], list[str]]:
+    """Return a function that tells what a plugin's options name and a node with this rollart lacks.
+
+    Args:
+        kind: Of the plugin, such as ``inference_engines``.
+        plugin_id: Its id.
+        options: As its config model checked them.
+    """
+    given = dict(options)
+
+    def tell() -> list[str]:
+        from rollart_core.missing import missing
+
+        return [problem.within() for problem in missing(kind, plugin_id, given)]
+
+    return tell
+
+
 def ask_for_a_box(env_id: str, options: Mapping[str, Any]) -> Callable[[], tuple[str, str] | None]:
     """Return a function that tries a box of an environment on a node that has this rollart.
 

@@ -28,6 +28,8 @@ from rollart_core.types import Observation, Sample, Task, TokenSpan, ToolSpec
 MakeEnv: TypeAlias = Callable[[], TextEnv]
 _MOST_MISSES = 256
 """In a row; then it is no use to go on, and an endless stream of tasks would never yield."""
+_MOST_KEPT = 1024
+"""Tasks whose samples are kept for when they come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def demonstrations(
 ) -> Iterator[Sample]:
     """Yield the samples of the expert's episodes, one environment used for all and closed after.
 
-    The expert's action and the stop token are marked as sampled, with logprobs 0 and version 0.
+    A task that comes again, seed and all, is not played again: in boxes an episode takes long. The
+    expert's action and the stop token are marked as sampled, with logprobs 0 and version 0.
     Episodes that are not worth imitating (see ``min_return``), do not end in ``max_turns``, or
     outgrow ``max_context_tokens`` are left out.
 
@@ -82,11 +85,16 @@ def demonstrations(
     with closing(make_env()) as env:
         oracle = _oracle(env)
         num_misses, found = 0, False
+        played: dict[Task, tuple[Sample, ...]] = {}
         for task in tasks:
-            episode = _episode(env, oracle, task, max_turns)
-            samples: tuple[Sample, ...] = ()
-            if episode is not None and episode.is_worth(min_return):
-                samples = _samples(episode, tokenizer, max_context_tokens)
+            samples = played.get(task)
+            if samples is None:
+                episode = _episode(env, oracle, task, max_turns)
+                samples = ()
+                if episode is not None and episode.is_worth(min_return):
+                    samples = _samples(episode, tokenizer, max_context_tokens)
+                if len(played) < _MOST_KEPT:
+                    played[task] = samples
             found, num_misses = found or bool(samples), 0 if samples else num_misses + 1
             if num_misses == _MOST_MISSES:
                 break

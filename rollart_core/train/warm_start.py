@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from rollart_core.types import Sample
 
 CHECK_FROM_SHARE = 0.3
 """Checks begin when the loss suggests this share of the success that is asked for."""
+CHECK_ANYWAY = 20
+"""Of so many checks that are due, one takes place however high the loss is: an expert that chooses
+at random among ways that are as good has a loss that stays."""
 LOSS_MEMORY = 0.8
 """Decay of the running mean of the loss."""
 
@@ -55,17 +58,18 @@ class WarmStartResult:
 async def warm_start(config: WarmStart, parts: WarmStartParts) -> WarmStartResult:
     """Train until sampled success reaches ``until_success``, or steps or time are used up."""
     began = time.perf_counter()
-    success, tokens, loss, step = math.nan, 0.0, math.nan, 0
+    success, loss, step = math.nan, math.nan, 0
     upcoming = asyncio.ensure_future(parts.demonstrations(config.batch_size))
     try:
         for step in range(1, config.max_train_steps + 1):
             samples = await upcoming
             upcoming = asyncio.ensure_future(parts.demonstrations(config.batch_size))
             metrics = await parts.trainer.supervise(samples, _lr(config, step))
-            tokens = sum(s.num_loss_tokens for s in samples) / len(samples)
             loss = _running(loss, metrics["loss"])
             wall_s = time.perf_counter() - began
-            if step % config.check_every == 0 and _promising(loss, tokens, config.until_success):
+            due = step % config.check_every == 0
+            anyway = step % (CHECK_ANYWAY * config.check_every) == 0
+            if anyway or (due and _promising(loss, samples, config.until_success)):
                 success = await parts.check(step)
             parts.progress({"train_step": step, "loss": loss, "success": success, "wall_s": wall_s})
             if success >= config.until_success or wall_s > config.max_wall_s:
@@ -81,9 +85,14 @@ async def warm_start(config: WarmStart, parts: WarmStartParts) -> WarmStartResul
     )
 
 
-def _promising(loss: float, tokens_per_episode: float, wanted: float) -> bool:
-    """Say whether a check can succeed: an episode is sampled right with about exp(-loss tokens)."""
-    return math.exp(-loss * tokens_per_episode) >= CHECK_FROM_SHARE * wanted
+def _promising(loss: float, samples: Sequence[Sample], wanted: float) -> bool:
+    """Say whether a check can succeed: an episode is sampled right with about exp(-loss tokens).
+
+    Of each sample by itself: beside an environment of long answers, one of short ones is learned
+    long before the mean of the tokens says so.
+    """
+    chances = [math.exp(-loss * sample.num_loss_tokens) for sample in samples]
+    return sum(chances) / len(chances) >= CHECK_FROM_SHARE * wanted
 
 
 def _running(mean: float, value: float) -> float:

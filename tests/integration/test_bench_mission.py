@@ -10,7 +10,7 @@ import pytest
 
 from rollart_core import plugins, registry
 from rollart_core.bench import mission
-from rollart_core.config_load import dump_yaml, load_config, read_yaml
+from rollart_core.config_load import dump_yaml, load_config, load_mapping, read_yaml
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.hookspecs import hookimpl
@@ -20,6 +20,8 @@ from rollart_core.runtime import ray_pools
 
 HOOK = "rollart_environments"
 CONFIG = Path(__file__).resolve().parents[2] / "examples/mission.yaml"
+MODEL = {"kind": "new"}
+"""Instead of the one that `examples/mission/setup` makes."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def third_party() -> Iterator[None]:
 
 
 def test_the_config_holds_together_and_every_class_has_an_engine() -> None:
-    run = resolve_run(load_config(CONFIG))
+    run = resolve_run(load_mapping(read_yaml(CONFIG) | {"model": MODEL}, CONFIG))
     assert [env.name for env in run.envs] == [
         "webshop/WebShop-v1",
         "swe/FunctionRepair-v1",
@@ -62,7 +64,7 @@ def test_the_config_holds_together_and_every_class_has_an_engine() -> None:
 
 
 def test_an_environment_alone_gets_as_many_trajectories_as_beside_others(tmp_path: Path) -> None:
-    config = read_yaml(CONFIG)
+    config = read_yaml(CONFIG) | {"model": MODEL}
     rollout = config["rollout"]
     batch = rollout["groups_per_batch"] * rollout["group_size"]
     for entry in config["env"]:
@@ -74,9 +76,35 @@ def test_an_environment_alone_gets_as_many_trajectories_as_beside_others(tmp_pat
         assert [env.name for env in resolve_run(load_config(path)).envs] == [name]
 
 
-def test_commands_are_found_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_warm_start_and_the_mission_play_is_the_same() -> None:
+    def played(path: Path) -> list[object]:
+        run = resolve_run(load_mapping(read_yaml(path) | {"model": MODEL}, path))
+        return [(env.name, env.plugin.options.get("sandbox") is not None) for env in run.envs]
+
+    assert played(CONFIG) == played(CONFIG.parent / "mission/warm.yaml")
+
+
+def test_no_less_than_alone_is_what_the_mark_asks() -> None:
+    def rows(beside: tuple[float, float], alone: tuple[float, float]) -> list[object]:
+        def interval(low: float, high: float) -> dict[str, float]:
+            return {"mean": (low + high) / 2, "low": low, "high": high}
+
+        keys = ("success_after", "score_after")
+        mixed = {"trained": 480, **dict.fromkeys(keys, interval(*beside))}
+        report = dict.fromkeys(keys, interval(*alone))
+        outcome = SimpleNamespace(report=report)
+        return [row["meets_mark"] for row in mission._alone_rows("env", mixed, outcome)]
+
+    assert rows((0.5, 0.7), (0.6, 0.8)) == [True, True]
+    assert rows((0.9, 1.0), (0.1, 0.2)) == [True, True]
+    assert rows((0.1, 0.2), (0.3, 0.4)) == [False, False]
+
+
+def test_commands_and_the_model_are_found_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIG.parents[1])
-    engine = mission._absolute(read_yaml(CONFIG))["engines"][0]["engine"]
+    config = mission._absolute(read_yaml(CONFIG))
+    assert config["model"]["path"] == str(CONFIG.parents[1] / ".mission/model")
+    engine = config["engines"][0]["engine"]
     assert engine["command"] == [
         str(CONFIG.parents[1] / ".venv-sglang/bin/python"),
         str(CONFIG.parents[1] / "tests/sglang_cpu/serve_cpu.py"),

@@ -222,8 +222,10 @@ def test_all_that_cluster_and_nodes_lack_is_one_error(
     with monkeypatch.context() as patch:
         patch.setattr(ray_nodes, "ask_whether_seen", lambda path, text: lambda: False)
         patch.setattr(ray_nodes, "ask_to_write", lambda path, text: lambda: "read only")
+        patch.setattr(ray_nodes, "ask_what_is_missing", lambda *of: lambda: ["command: not here"])
         with pytest.raises(ConfigError) as told:
             launch(small_run(tmp_path, **on_ray))
+    assert ": engine embedded: command: not here" in str(told.value)
     assert "set runs_dir to" in str(told.value)
     assert "cannot write to /dev/shm" in str(told.value)
 

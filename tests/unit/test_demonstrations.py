@@ -85,6 +85,18 @@ def test_only_episodes_worth_imitating_are_kept(env, changes, num_samples):
     assert env.closed == 1
 
 
+def test_a_task_that_comes_again_is_not_played_again():
+    env = Corridor()
+    played = []
+    reset = env.reset
+    env.reset = lambda **given: played.append(given["seed"]) or reset(**given)
+    again = Task("corridor", "train", 1, 7)  # of another seed: another episode
+    samples = demos(env, [*tasks(1, 9), *tasks(1, 9), again])
+    assert played == [101, 109, 7]
+    assert len(samples) == 3
+    assert samples[0] is samples[1]
+
+
 def test_a_stopped_stream_closes_the_environment():
     env = Corridor()
     endless = (Task("corridor", "train", 0, i) for i in count())
