@@ -149,6 +149,8 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Actors are the work that a run waits for: they are not to give way to all else.
+            "RAY_worker_niceness": "0",
             # A node that starts on a busy machine is slow to answer first.
             "RAY_health_check_initial_delay_ms": "10000",
             "RAY_health_check_period_ms": every_ms,

@@ -42,6 +42,9 @@ SLOTS: Final = {"slot": 3.0}
 """Of each node: two of the three have room for all parts."""
 MOST_S: Final = 1200.0
 LEAST_STEPS: Final = 50
+ATTACKED: Final = 1 / 3
+"""Share of the run in which the attack takes place: a server that starts again takes minutes, in
+which the other engines train on."""
 _LIMIT_S: Final = 900.0
 Config = Mapping[str, Any]
 
@@ -89,7 +92,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         peace = executed(config, [], seed, limit_s)
         rows += _peace_rows(peace, num_steps)
     if "attack" in cases:
-        kills = planned(VICTIMS, 1, num_steps, seed)
+        kills = planned(VICTIMS, 1, math.ceil(ATTACKED * num_steps), seed)
         rows += _attack_rows(executed(config, kills, seed, limit_s), peace)
     if "alone" in cases:
         report = _report(Path(str(mixture))) if mixture or not peace else peace.report

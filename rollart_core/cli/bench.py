@@ -18,6 +18,7 @@ from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import spell
 from rollart_core.errors import UserError, did_you_mean
+from rollart_core.runtime.interrupts import sigterm_is_ctrl_c
 
 _PACKAGE = "rollart_core.bench"
 
@@ -44,7 +45,9 @@ def bench(
         near = did_you_mean(name, names)
         raise UserError(f"there is no benchmark {name!r}.{near} There are: {', '.join(names)}.")
     given = [*(options or []), *([f"case={case}"] if case else [])]
-    result = import_module(f"{_PACKAGE}.{_module(name)}").run(as_options(given))
+    benchmark = import_module(f"{_PACKAGE}.{_module(name)}")
+    with sigterm_is_ctrl_c():
+        result = benchmark.run(as_options(given))
     if as_json:
         print_json(result)
     else:

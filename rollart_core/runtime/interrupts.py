@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM, taken by the event loop of a run or an evaluation.
+"""Ctrl-C and SIGTERM: what a run, an evaluation or a benchmark started is taken down again.
 
-Takes: who may see to an end in order. Gives: a context manager. Never: takes another's cancelling
+Takes: who may see to an end in order. Gives: context managers. Never: takes another's cancelling
 for a Ctrl-C, or a signal where it is not the main thread's to take.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -51,3 +52,24 @@ def interrupts(ends_in_order: Callable[[], bool] = at_once) -> Iterator[None]:
     finally:
         for number in taken:
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def sigterm_is_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM end what is inside as a Ctrl-C does, so that it cleans up; not of a thread.
+
+    Raises:
+        KeyboardInterrupt: At SIGTERM.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollart_core.runtime.interrupts import interrupts
+from rollart_core.runtime.interrupts import interrupts, sigterm_is_ctrl_c
 
 
 async def waits(**given) -> None:
@@ -64,3 +65,19 @@ def test_signals_are_given_back() -> None:
         assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
     asyncio.run(over())
+
+
+def test_outside_a_loop_sigterm_is_a_ctrl_c_and_is_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_is_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_in_a_thread_signals_are_left_alone() -> None:
+    def inside() -> object:
+        with sigterm_is_ctrl_c():
+            return signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == signal.getsignal(signal.SIGTERM)
