@@ -71,7 +71,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         options: ``case``, or ``cases`` (all), ``config`` (``examples/mission.yaml``), ``steps``
             (its own ``stop.batches``), ``seed`` (0), ``limit_s`` (900: for a killed part to be
             back), ``mixture`` (the directory of a run of this config, for ``alone`` without
-            ``peace``).
+            ``peace``), ``only`` (those environments alone, with a comma between).
 
     Returns:
         The object of ``rollart bench --json``.
@@ -96,7 +96,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         rows += _attack_rows(executed(config, kills, seed, limit_s), peace)
     if "alone" in cases:
         report = _report(Path(str(mixture))) if mixture or not peace else peace.report
-        for name, of_it in report["envs"].items():
+        for name, of_it in _only(report["envs"], options.get("only")).items():
             alone = executed(_alone(config, name, of_it["trained"]), [], seed, limit_s)
             rows += _alone_rows(name, of_it, alone)
             tell(f"{name}: {_success(of_it)} beside others, {_success(alone.report)} alone")
@@ -109,6 +109,13 @@ def _cases(given: object) -> Sequence[str]:
     if unknown:
         raise UserError(f"case: {unknown[0]!r} is none of {', '.join(CASES)}")
     return asked
+
+
+def _only(envs: Mapping[str, Any], given: object) -> Mapping[str, Any]:
+    asked = [name.strip() for name in str(given).split(",")] if given else list(envs)
+    if unknown := [name for name in asked if name not in envs]:
+        raise UserError(f"only: {unknown[0]!r} is none of {', '.join(envs)}")
+    return {name: envs[name] for name in asked}
 
 
 def _absolute(config: dict[str, Any]) -> dict[str, Any]:
