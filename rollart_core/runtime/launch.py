@@ -149,7 +149,7 @@ class _Launch:
                 recorder=recorder,
                 trainer=trainer,
                 engines=router,
-                run_episode=await self._episodes(runtime, recorder),
+                run_episode=plan.watched(await self._episodes(runtime, recorder), router),
                 source=source,
                 scoring=self._envs.scoring,
             ),

@@ -80,7 +80,12 @@ class RunPlan:
         return self.placement
 
     def watched(self, run_episode: RunEpisode, router: PlacedRouter) -> RunEpisode:
-        """Return the same function, whose trajectories are measured and planned with."""
+        """Return the same function, whose trajectories are measured and planned with.
+
+        Those of experts are not: no engine has generated them.
+        """
+        if self._run.demonstrates:
+            return run_episode
 
         async def watch(ticket: Ticket, start_version: int) -> Trajectory:
             trajectory = await run_episode(ticket, start_version)
