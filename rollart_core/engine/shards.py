@@ -371,3 +371,20 @@ def _failure(row: dict[str, object] | None) -> Failure | None:
     if row is None:
         return None
     return Failure(**{**row, "kind": FailureKind(row["kind"])})  # type: ignore[arg-type]
+
+
+def trajectory_bytes(trajectory: Trajectory) -> int:
+    """Return the bytes of a trajectory's token rows and texts."""
+    texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
+    return texts + sum(map(_sample_bytes, trajectory.samples))
+
+
+def _sample_bytes(sample: Sample) -> int:
+    rows = (
+        sample.token_ids,
+        sample.loss_mask,
+        sample.inference_logprobs,
+        sample.policy_versions,
+        sample.turn_ids,
+    )
+    return sum(row.nbytes for row in rows)

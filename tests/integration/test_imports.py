@@ -54,7 +54,7 @@ ROOMS = (
         *("isolation", "plugin_api", "plugins", "registry", "resolve", "resolve_envs"),
         "resolve_plugin",
     ),
-    ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
+    ("models", "rollout", "scoring", "engine", "tools", "train", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "evals", "check", "scaffold", "community", "cli"),
 )

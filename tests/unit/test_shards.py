@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollart_core.engine.shards import ShardWriter, from_rows, pack, read_shard, to_rows, unpack
+from rollart_core.engine.shards import (
+    ShardWriter,
+    from_rows,
+    pack,
+    read_shard,
+    to_rows,
+    trajectory_bytes,
+    unpack,
+)
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
 
 
@@ -37,7 +45,7 @@ def trajectory(index: int = 0, num_samples: int = 2, **fields_) -> Trajectory:
         "wall_s": 1.25,
     }
     samples = tuple(sample(7 * (i + 1), rng) for i in range(num_samples))
-    return Trajectory(ticket, "finished", samples, turns, **(defaults | fields_))
+    return Trajectory(ticket, "finished", samples, **({"turns": turns} | defaults | fields_))
 
 
 def failed() -> Trajectory:
@@ -125,3 +133,8 @@ def test_rows_stay_when_they_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="file"):
         writer.write()
     assert len(writer) == 1
+
+
+def test_the_size_of_a_trajectory_is_that_of_its_rows_and_texts() -> None:
+    one = trajectory(num_samples=1, turns=(Turn("see", "do", 4, 6, "stop", 0.0, 0.1, 0.1),))
+    assert trajectory_bytes(one) == 7 * (4 + 1 + 4 + 4 + 4) + 3 + 2
