@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollart_core.boxes.ledger import RUN_VARIABLE
-from rollart_core.config import InlineRuntime as InlineConfig
 from rollart_core.config_checks import INLINE_POOLS
+from rollart_core.config_runtime import InlineRuntime as InlineConfig
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import LocalWorker, Worker

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollart_core.config import Overlong, Shaping
+from rollart_core.config_training import Overlong, Shaping
 from rollart_core.contracts.turns import (
     anchors,
     spread_over_turns,
