@@ -23,8 +23,9 @@ from rollart_core.errors import (
     boundary,
 )
 from rollart_core.models.tool_calls import ParsedCalls
+from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.tool_turn import step_with_tools

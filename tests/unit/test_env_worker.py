@@ -7,8 +7,9 @@ import gymnasium
 import pytest
 
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
+from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import MAX_CONTEXT_BYTES, EnvRef, EnvWorker
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.testing.envs import FakeEnv
 from rollart_core.types import Task, Ticket
 
