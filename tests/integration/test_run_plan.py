@@ -118,16 +118,23 @@ def test_workloads_as_declared_are_planned_once():
     assert not started.followed
 
 
-def test_a_plan_that_cannot_be_changes_nothing(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigError("mapper x: no"), "mapper x: no"),
+        (KeyError("h20"), "the mapper raised KeyError: 'h20'"),
+    ],
+)
+def test_a_plan_that_cannot_be_changes_nothing(monkeypatch, error: Exception, said: str):
     started = Started(resolved())
 
     def refuse(*_):
-        raise ConfigError("mapper x: no")
+        raise error
 
     monkeypatch.setattr(planning, "place", refuse)
     asyncio.run(started.play(read_and_write(80)))
     assert [kind for kind, _ in started.events][:2] == ["plan", "plan_kept"]
-    assert started.events[1][1]["error"] == "mapper x: no"
+    assert started.events[1][1]["error"] == said
     assert not started.followed
     assert started.plan.placement == started.placement
 
