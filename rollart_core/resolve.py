@@ -316,7 +316,9 @@ def _teacher(config: RunConfig, find: PluginFinder) -> ResolvedPlugin[InferenceE
     """Find the engine of the teacher, where there is one; what is wrong is noted."""
     if config.teacher is None:
         return None
-    teacher = find("inference_engines", config.teacher.engine, "teacher", "engine")
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None = find(
+        "inference_engines", config.teacher.engine, "teacher", "engine"
+    )
     for problem in teacher_problems(teacher):
         find.note(problem)
     return teacher

@@ -66,11 +66,6 @@ class ShardWriter:
         return self._num_rows
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows that wait, as their owner counted them."""
-        return self._num_bytes
-
-    @property
     def is_full(self) -> bool:
         """True when the rows should be written now."""
         return len(self) >= self._rows_per_shard or self._num_bytes >= self._bytes_per_shard

@@ -104,9 +104,9 @@ def test_shards_are_numbered_whole_and_in_order(tmp_path: Path) -> None:
     for i in range(40):
         assert not writer.is_full
         writer.add(trajectory(i), 100)
-    assert (writer.is_full, writer.num_bytes) == (True, 4000)
+    assert writer.is_full
     assert writer.write() == "part-000007.parquet"
-    assert (len(writer), writer.num_bytes) == (0, 0)
+    assert (len(writer), writer.is_full) == (0, False)
     writer.add(failed(), 100)
     assert writer.write() == "part-000008.parquet"
     assert sorted(p.name for p in (tmp_path / "t").iterdir()) == [
