@@ -18,10 +18,20 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from rollart_core import config, registry
+from rollart_core import (
+    config,
+    config_envs,
+    config_model,
+    config_rewards,
+    config_runtime,
+    config_shape,
+    config_training,
+    registry,
+)
 from rollart_core.boxes.options import PoolOptions
 from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
+from rollart_core.config_base import Section
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.evals.suite import Suite, SuiteEnv
 from rollart_core.isolation.config import Isolation
@@ -50,6 +60,16 @@ FOLDERS = (
     "algorithms/rollart_algorithms",
     "plugins/rollart_plugins",
 )
+CONFIG = (
+    config,
+    config_envs,
+    config_model,
+    config_rewards,
+    config_runtime,
+    config_shape,
+    config_training,
+)
+"""The modules that the sections of a run config are in."""
 MARKED = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", flags=re.DOTALL)
 
 
@@ -80,10 +100,11 @@ def sections() -> dict[str, type[BaseModel]]:
     """Return every section of the run config."""
     return {
         name: model
-        for name, model in vars(config).items()
+        for module in CONFIG
+        for name, model in vars(module).items()
         if isinstance(model, type)
-        and issubclass(model, (config.Section, config.EnvEntry))
-        and model is not config.Section
+        and issubclass(model, (Section, config_envs.EnvEntry))
+        and model is not Section
         and not name.startswith("_")
         and name != "SyncRun"  # AsyncRun's keys without those of staleness
     }

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from rollart_core.config import RayRuntime, RunConfig
+from rollart_core.config import RunConfig
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem

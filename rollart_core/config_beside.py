@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rollart_core.config import Critic, LoRA, Reference, Shaping
+from rollart_core.config_training import Critic, LoRA, Reference, Shaping
 from rollart_core.errors import ConfigError
 
 

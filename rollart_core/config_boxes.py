@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rollart_core import registry
 from rollart_core.boxes.options import SandboxedOptions
-from rollart_core.config import Deadlines, PluginRef
+from rollart_core.config import Deadlines
+from rollart_core.config_base import PluginRef
 from rollart_core.errors import UserError
 from rollart_core.problems import Problem
 

@@ -11,16 +11,11 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollart_core.config import (
-    Deadlines,
-    EnvEntry,
-    ModelPath,
-    RayRuntime,
-    RemoteModel,
-    RunConfig,
-    SyncRun,
-)
+from rollart_core.config import Deadlines, RunConfig, SyncRun
+from rollart_core.config_envs import EnvEntry
+from rollart_core.config_model import ModelPath, RemoteModel
 from rollart_core.config_rewards import scoring_problems
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import did_you_mean
 from rollart_core.problems import Problem

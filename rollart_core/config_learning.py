@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rollart_core.config import ModelPath, RunConfig
+from rollart_core.config import RunConfig
 from rollart_core.config_checks import entries, model_path_fault
+from rollart_core.config_model import ModelPath
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem

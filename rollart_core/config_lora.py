@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollart_core.config import ModelPath, NewModel, RunConfig
+from rollart_core.config import RunConfig
+from rollart_core.config_model import ModelPath, NewModel
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.problems import Problem
 

@@ -12,13 +12,14 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rollart_core import registry
-from rollart_core.config import Deadlines, NewModel, RayRuntime, RemoteModel, RunConfig
+from rollart_core.config import Deadlines, RunConfig
 from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
+from rollart_core.config_engines import devices_of, engine_problems, teacher_problems
 from rollart_core.config_learning import learning_problems
 from rollart_core.config_load import RECORD_KEY, as_error, dump_yaml
-from rollart_core.config_lora import lora_problems
+from rollart_core.config_model import NewModel, RemoteModel
 from rollart_core.config_rewards import Scoring, reward_problems, with_effect
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -201,12 +202,6 @@ class ResolvedRun:
         return dump_yaml(self.as_dict())
 
 
-def devices_of(engine: ResolvedPlugin[InferenceEngineSpec]) -> int:
-    """Return the accelerators that one engine takes."""
-    option = engine.spec.devices_option
-    return int(engine.options.get(option, 1)) if option else 1
-
-
 def resolve_run(
     config: RunConfig,
     *,
@@ -283,15 +278,12 @@ def resolve_all(
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
     trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
-    teacher = None
-    if config.teacher:
-        teacher = find("inference_engines", config.teacher.engine, "teacher", "engine")
-        problems += _teacher_problems(teacher)
+    teacher = _teacher(config, find)
     envs = resolve_envs(config, find, reward)
     scoring = _scoring(config, find, [env.reward for env in envs])
     problems += _model_kind_problems(config, trains)
     if generates:
-        problems += _all_engine_problems(config, (engine, *engines), trains)
+        problems += engine_problems(config, (engine, *engines), trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:
@@ -318,6 +310,18 @@ def resolve_all(
         ),
     )
     return Resolution(config, envs, engine, mapper, run, problems)
+
+
+def _teacher(config: RunConfig, find: PluginFinder) -> ResolvedPlugin[InferenceEngineSpec] | None:
+    """Find the engine of the teacher, where there is one; what is wrong is noted."""
+    if config.teacher is None:
+        return None
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None = find(
+        "inference_engines", config.teacher.engine, "teacher", "engine"
+    )
+    for problem in teacher_problems(teacher):
+        find.note(problem)
+    return teacher
 
 
 def _scoring(
@@ -362,66 +366,6 @@ def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
     if not trains and isinstance(config.model, NewModel):
         message = "new: it has learned nothing yet; name a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)
-
-
-def _teacher_problems(
-    teacher: ResolvedPlugin[InferenceEngineSpec] | None,
-) -> Iterable[Problem]:
-    """Yield why an engine cannot run the teacher."""
-    if teacher and not teacher.spec.scores:
-        message = f"{teacher.spec.id} cannot score given tokens, as a teacher must; use embedded"
-        yield Problem(("teacher", "engine"), message)
-
-
-def _all_engine_problems(
-    config: RunConfig,
-    engines: Sequence[ResolvedPlugin[InferenceEngineSpec] | None],
-    trains: bool,
-) -> Iterable[Problem]:
-    """Yield what engines cannot do, those of ``engine`` first and then each further class."""
-    further = (("engines", i, "engine") for i in range(len(config.engines)))
-    for key, engine in zip((("engine",), *further), engines, strict=True):
-        yield from _engine_problems(config, engine, trains, key)
-        if engine and trains:
-            yield from lora_problems(config, engine.spec)
-
-
-def _engine_problems(
-    config: RunConfig,
-    engine: ResolvedPlugin[InferenceEngineSpec] | None,
-    trains: bool,
-    key: tuple[str | int, ...],
-) -> Iterable[Problem]:
-    """Yield what an engine cannot do, or the model has no files here for."""
-    if engine is None:
-        return
-    is_remote = isinstance(config.model, RemoteModel)
-    if trains and not is_remote and not engine.spec.follows_training:
-        message = (
-            f"{engine.spec.id} serves the weights its server began with and cannot follow "
-            "training; score with `rollart eval`, or train with another engine"
-        )
-        yield Problem(key, message)
-    if config.deterministic and not engine.spec.keeps_deterministic:
-        message = (
-            f"true: no seed decides what {engine.spec.id} samples; use engine: embedded, or "
-            "deterministic: false"
-        )
-        yield Problem(("deterministic",), message)
-    if isinstance(config.runtime, RayRuntime):
-        option = engine.spec.first_device_option
-        if option and engine.options.get(option):
-            message = "has no effect with runtime: ray, which gives each engine devices of its own"
-            yield Problem((*key, option), f"{message}; remove it")
-    if config.engines and devices_of(engine) > 1:
-        message = (
-            f"its engines take {devices_of(engine)} devices each, which several classes of engines "
-            f"cannot yet: set {engine.spec.devices_option} to 1, or have one class"
-        )
-        yield Problem(key, message)
-    if is_remote and not engine.spec.takes_text:
-        message = f"{engine.spec.id} needs a model's files: give model.path, or engine: openai"
-        yield Problem(key, message)
 
 
 def _group_size_problems(

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollart_core import config_boxes, registry
-from rollart_core.config import Deadlines, EnvEntry, EnvRun, PluginRef, RunConfig, Shaping
+from rollart_core.config import Deadlines, RunConfig
 from rollart_core.config_agents import agent_problems, program_problems
+from rollart_core.config_base import PluginRef
 from rollart_core.config_checks import deadline_problems, without_effect
+from rollart_core.config_envs import EnvEntry, EnvRun
+from rollart_core.config_training import Shaping
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec

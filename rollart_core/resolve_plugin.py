@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 from rollart_core import registry
-from rollart_core.config import PluginRef
+from rollart_core.config_base import PluginRef
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.reward import GroupReward, RewardSpec
 from rollart_core.contracts.spec import PluginSpec

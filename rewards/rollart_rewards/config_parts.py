@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from rollart_core import registry
-from rollart_core.config import PluginRef
+from rollart_core.config_base import PluginRef
 from rollart_core.contracts.reward import RewardSpec
 from rollart_rewards.config_answers import Options
 

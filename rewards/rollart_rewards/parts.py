@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollart_core import registry
-from rollart_core.config import PluginRef
+from rollart_core.config_base import PluginRef
 from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample, result_problem, results_problem
 from rollart_rewards.config_parts import Part, spec_of

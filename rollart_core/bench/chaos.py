@@ -35,7 +35,7 @@ from rollart_core.bench.chaos_run import (
 )
 from rollart_core.bench.chaos_victims import Watched, files_in
 from rollart_core.bench.rows import machine, row, tell
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import AuditReport, audit
 from rollart_core.errors import RollartError, UserError

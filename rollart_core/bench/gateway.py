@@ -28,7 +28,7 @@ from typing import Any
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import RollartError
 from rollart_core.models.new import new_model

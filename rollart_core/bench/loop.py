@@ -26,7 +26,7 @@ from typing import Any
 from rollart_core.bench.one_turn import NUM_TASKS, digits
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process, run_mapping
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import RollartError, UserError
 from rollart_core.models.new import new_model

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.bench.rows import machine, row, tell
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.contracts.weights import Publication

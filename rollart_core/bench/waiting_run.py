@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rollart_core.bench.sides import run_mapping
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.models.new import new_model
 from rollart_core.runtime.report import RunReport
 from rollart_core.testing import FakeEnv

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollart_core.config import PluginRef
+from rollart_core.config_base import PluginRef
 
 _MIB = 1 << 20
 

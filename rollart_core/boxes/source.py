@@ -21,7 +21,7 @@ from rollart_core.boxes.ledger import Ledger
 from rollart_core.boxes.options import PoolOptions, SandboxedOptions
 from rollart_core.boxes.pool import BoxPool
 from rollart_core.boxes.reap import reap_at_leisure
-from rollart_core.config import PluginRef
+from rollart_core.config_base import PluginRef
 from rollart_core.contracts.sandbox import Sandbox
 
 __all__ = ["BoxSource", "SandboxedOptions", "box_source", "close_all"]

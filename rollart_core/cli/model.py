@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rollart_core import registry
 from rollart_core.cli.options import as_options
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.engine.tasks import held_out_tasks
 from rollart_core.errors import ConfigError
 from rollart_core.problems import of_validation

@@ -123,7 +123,7 @@ def _show_memory(memory: Sequence[Verdict]) -> None:
 
 
 def _with_mapper(run: ResolvedRun, name: str, source: str) -> ResolvedRun:
-    from rollart_core.config import PluginRef
+    from rollart_core.config_base import PluginRef
     from rollart_core.resolve import resolve_run
 
     config = run.config.model_copy(update={"mapper": PluginRef(id=name)})

@@ -41,11 +41,6 @@ def turn_spans(sample: Sample) -> list[TurnSpan]:
     ]
 
 
-def last_tokens(sample: Sample) -> dict[int, int]:
-    """Return the position of the last token of each turn: where the reward of the turn falls."""
-    return {span.turn: span.stop - 1 for span in turn_spans(sample)}
-
-
 def num_turns(trajectory: Trajectory) -> int:
     """Return how many turns it has: as recorded, and no fewer than its tokens tell of."""
     seen = [int(s.turn_ids.max()) + 1 for s in trajectory.samples if s.num_loss_tokens]

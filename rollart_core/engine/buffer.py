@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollart_core.types import Group, Sample, Trajectory
+from rollart_core.types import Group, Trajectory
 
 
 class Buffer:
@@ -27,21 +27,10 @@ class Buffer:
         self._growing: dict[str, dict[int, Trajectory]] = {}
         self._complete: dict[str, Group] = {}
         self._num_trajectories = 0
-        self._num_bytes = 0
 
     def __len__(self) -> int:
         """Return how many trajectories it holds."""
         return self._num_trajectories
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the token rows and texts it holds."""
-        return self._num_bytes
-
-    @property
-    def num_complete(self) -> int:
-        """Groups that are whole."""
-        return len(self._complete)
 
     def add(self, trajectory: Trajectory) -> None:
         """Hold a trajectory until its group is taken or discarded."""
@@ -51,7 +40,7 @@ class Buffer:
         members = self._growing.setdefault(ticket.group_id, {})
         assert ticket.index not in members, f"{ticket.ticket_id}: two trajectories of one ticket"
         members[ticket.index] = trajectory
-        self._account(1, trajectory_bytes(trajectory))
+        self._num_trajectories += 1
         assert self._num_trajectories <= self._capacity, f"above capacity {self._capacity}"
 
     def complete(self, group_id: str, lost: Sequence[int] = ()) -> Group:
@@ -63,7 +52,7 @@ class Buffer:
                 expired just as it finished; it is left out.
         """
         members = self._growing.pop(group_id)
-        self._release([members.pop(i) for i in lost if i in members])
+        self._release(sum(members.pop(i, None) is not None for i in lost))
         ordered = tuple(members[i] for i in sorted(members))
         group = Group(group_id, ordered[0].ticket.task, ordered, self._group_size)
         self._complete[group_id] = group
@@ -73,38 +62,16 @@ class Buffer:
         """Give complete groups away, ordered by group id whatever order they finished in."""
         groups = [self._complete.pop(g) for g in sorted(group_ids)]
         for group in groups:
-            self._release(group.trajectories)
+            self._release(len(group.trajectories))
         return groups
 
     def discard(self, group_id: str) -> None:
         """Forget a group, complete or not; an unknown one is fine."""
         if group := self._complete.pop(group_id, None):
-            self._release(group.trajectories)
+            self._release(len(group.trajectories))
         if members := self._growing.pop(group_id, None):
-            self._release(tuple(members.values()))
+            self._release(len(members))
 
-    def _release(self, trajectories: Sequence[Trajectory]) -> None:
-        self._account(-len(trajectories), -sum(map(trajectory_bytes, trajectories)))
-
-    def _account(self, num_trajectories: int, num_bytes: int) -> None:
-        self._num_trajectories += num_trajectories
-        self._num_bytes += num_bytes
+    def _release(self, num_trajectories: int) -> None:
+        self._num_trajectories -= num_trajectories
         assert self._num_trajectories >= 0
-        assert self._num_bytes >= 0
-
-
-def trajectory_bytes(trajectory: Trajectory) -> int:
-    """Return the bytes of a trajectory's token rows and texts."""
-    texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
-    return texts + sum(map(_sample_bytes, trajectory.samples))
-
-
-def _sample_bytes(sample: Sample) -> int:
-    rows = (
-        sample.token_ids,
-        sample.loss_mask,
-        sample.inference_logprobs,
-        sample.policy_versions,
-        sample.turn_ids,
-    )
-    return sum(row.nbytes for row in rows)

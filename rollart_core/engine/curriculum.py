@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import count
 
-from rollart_core.config import Curriculum
+from rollart_core.config_training import Curriculum
 from rollart_core.engine.task_mix import WeightedSource, beginnings
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import ConfigError

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 
-from rollart_core.engine.buffer import trajectory_bytes
 from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
 from rollart_core.engine.shards import (
     FOLDER,
@@ -22,6 +21,7 @@ from rollart_core.engine.shards import (
     as_float,
     clean_text,
     pack,
+    trajectory_bytes,
     unpack,
 )
 from rollart_core.engine.tables import (

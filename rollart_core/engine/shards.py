@@ -66,11 +66,6 @@ class ShardWriter:
         return self._num_rows
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows that wait, as their owner counted them."""
-        return self._num_bytes
-
-    @property
     def is_full(self) -> bool:
         """True when the rows should be written now."""
         return len(self) >= self._rows_per_shard or self._num_bytes >= self._bytes_per_shard
@@ -371,3 +366,20 @@ def _failure(row: dict[str, object] | None) -> Failure | None:
     if row is None:
         return None
     return Failure(**{**row, "kind": FailureKind(row["kind"])})  # type: ignore[arg-type]
+
+
+def trajectory_bytes(trajectory: Trajectory) -> int:
+    """Return the bytes of a trajectory's token rows and texts."""
+    texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
+    return texts + sum(map(_sample_bytes, trajectory.samples))
+
+
+def _sample_bytes(sample: Sample) -> int:
+    rows = (
+        sample.token_ids,
+        sample.loss_mask,
+        sample.inference_logprobs,
+        sample.policy_versions,
+        sample.turn_ids,
+    )
+    return sum(row.nbytes for row in rows)

@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config import ModelPath, RayRuntime
+from rollart_core.config_model import ModelPath
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.run_lock import run_lock
 from rollart_core.errors import ConfigError, TooManyFailures

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from rollart_core.config import Section
+from rollart_core.config_base import Section
 from rollart_core.config_load import read_yaml
 from rollart_core.config_shape import Shape
 from rollart_core.contracts.hardware import ModelShape, Pool, Role

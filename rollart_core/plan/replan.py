@@ -52,11 +52,6 @@ class Replanner:
         self._meters = {env_id: WorkloadMeter(w) for env_id, w in declared.items()}
         self._due_at = dict.fromkeys(declared, min_trajectories)
 
-    @property
-    def measured(self) -> dict[str, Workload]:
-        """Env id -> what was measured; as declared where nothing was."""
-        return {env_id: meter.measured for env_id, meter in self._meters.items()}
-
     def observe(self, trajectory: Trajectory) -> Departure | None:
         """Take a finished trajectory; returns what to plan with when that is due."""
         env_id = trajectory.ticket.task.env_id

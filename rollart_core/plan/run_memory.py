@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollart_core.config import ModelPath, NewModel
+from rollart_core.config_model import ModelPath, NewModel
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool
 from rollart_core.plan.cluster import filled

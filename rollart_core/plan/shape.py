@@ -13,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config import Model, NewModel, RemoteModel, Shape
+from rollart_core.config_model import Model, NewModel, RemoteModel
+from rollart_core.config_shape import Shape
 from rollart_core.contracts.hardware import ModelShape
 from rollart_core.errors import ConfigError
 

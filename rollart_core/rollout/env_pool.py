@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, PartDied
-from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.env_answers import Observed
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Ticket
 

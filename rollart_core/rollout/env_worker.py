@@ -10,23 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.rollout.agent_host import AgentHost
+from rollart_core.rollout.env_answers import Observed, agent_result, cut, observed
 from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.tools.tool_set import checked_tools
-from rollart_core.types import Message, Observation, ToolCall, ToolSpec
-
-MAX_CONTEXT_BYTES: Final = 1_000_000
-"""What an environment hands to its reward travels with every request."""
+from rollart_core.types import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +36,6 @@ class EnvRef:
     def key(self) -> str:
         """Equal for environments that can stand in for one another."""
         return f"{self.id} {sorted(self.options.items())!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What the policy sees next, and what ``env.step`` said of it."""
-
-    observation: Observation
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    success: bool | None = None
-    components: Mapping[str, float] = field(default_factory=dict)
-    invalid_action: bool = False
-    cut_chars: int = 0
-    """How many characters of the observation were left out."""
-    tools: tuple[ToolSpec, ...] = ()
-    """What the policy may call in this episode; of a reset."""
-    context: Mapping[str, Any] = field(default_factory=dict)
-    """What the run's reward is to know: ``info["reward_context"]``."""
-
-    @property
-    def done(self) -> bool:
-        """True when the episode is over."""
-        return self.terminated or self.truncated
 
 
 @dataclass(slots=True)
@@ -118,7 +90,9 @@ class EnvWorker:
                 )
                 if not isinstance(answer, tuple) or len(answer) != 2:
                     raise TypeError("reset must return (observation, info)")
-                first = self._observed(answer[0], 0.0, (False, False), answer[1])
+                first = observed(
+                    answer[0], 0.0, (False, False), answer[1], max_chars=self._max_chars
+                )
                 tools = answer[1].get("tools")
                 seat.shown = first.observation, answer[1]
                 return replace(first, tools=checked_tools(tools)) if tools else first
@@ -141,9 +115,15 @@ class EnvWorker:
                         "step must return (observation, reward, terminated, truncated, info)"
                     )
                 observation, reward, terminated, truncated, info = answer
-                observed = self._observed(observation, reward, (terminated, truncated), info)
-                seat.shown = observed.observation, _with_tools(info, seat.shown[1])
-                return observed
+                found = observed(
+                    observation,
+                    reward,
+                    (terminated, truncated),
+                    info,
+                    max_chars=self._max_chars,
+                )
+                seat.shown = found.observation, _with_tools(info, seat.shown[1])
+                return found
 
     async def oracle(self, episode_id: str, *, timeout_s: float) -> str | None:
         """Return the expert's next action in an episode; None when it has none.
@@ -204,7 +184,7 @@ class EnvWorker:
                 if seat.agent is None:
                     raise TypeError(f"{env.id} is no agent task: it has no prepare, run and finish")
                 start = await seat.agent.prepare(seed, dict(options))
-                text, _ = _cut(str(start.prompt), self._max_chars)
+                text, _ = cut(str(start.prompt), self._max_chars)
                 return AgentStart(text.encode("utf-8", "replace").decode())
 
     async def run(self, episode_id: str, endpoint: Endpoint, *, timeout_s: float) -> None:
@@ -235,7 +215,7 @@ class EnvWorker:
         """
         async with TimeLimit("agent.finish", timeout_s):
             with boundary(EnvironmentFailure, "agent.finish"):
-                return _result(await self._agent(episode_id, "agent.finish").finish(recorded))
+                return agent_result(await self._agent(episode_id, "agent.finish").finish(recorded))
 
     async def end(self, episode_id: str, *, reusable: bool, timeout_s: float = 10.0) -> None:
         """End an episode; its environment serves the next one, or is closed if not ``reusable``."""
@@ -314,125 +294,8 @@ class EnvWorker:
             async with asyncio.timeout(timeout_s):
                 await self._threads.run(close)
 
-    def _observed(
-        self, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any
-    ) -> Observed:
-        value = float(reward)
-        if not math.isfinite(value):
-            raise ValueError(f"reward is {value}")
-        if not isinstance(info, Mapping):
-            raise TypeError(f"info must be a dict, not {type(info).__name__}")
-        text, cut = _bounded(_checked(observation), self._max_chars)
-        success = info.get("success")
-        parts = info.get("reward_components") or {}
-        context = info.get("reward_context")
-        return Observed(
-            observation=text,
-            reward=value,
-            terminated=bool(ends[0]),
-            truncated=bool(ends[1]),
-            success=None if success is None else bool(success),
-            components={str(k): float(v) for k, v in parts.items()},
-            invalid_action=bool(info.get("invalid_action", False)),
-            cut_chars=cut,
-            context=_context(context) if context else {},
-        )
-
 
 def _with_tools(info: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an info with the tools of the episode, which only that of the reset has."""
     tools = before.get("tools")
     return {**info, "tools": tools} if tools else info
-
-
-def _result(result: AgentResult) -> AgentResult:
-    """Return the result as plain values, if its reward is finite."""
-    reward = float(result.reward)
-    if not math.isfinite(reward):
-        raise ValueError(f"reward is {reward}")
-    success = None if result.success is None else bool(result.success)
-    components = {str(k): float(v) for k, v in (result.components or {}).items()}
-    context = _context(result.context) if result.context else {}
-    return AgentResult(reward, success, components, bool(result.truncated), context)
-
-
-def _context(value: Any) -> dict[str, Any]:
-    """Return what the reward is to know as plain JSON.
-
-    Raises:
-        ValueError: When it is none, or larger than ``MAX_CONTEXT_BYTES``.
-    """
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"reward_context must be plain JSON: {e}") from e
-    if not isinstance(value, Mapping):
-        raise ValueError(f"reward_context must be a dict, not {type(value).__name__}")
-    if len(text) > MAX_CONTEXT_BYTES:
-        raise ValueError(
-            f"reward_context has {len(text)} bytes, more than {MAX_CONTEXT_BYTES}: let the reward "
-            "find large things by itself, and hand it only what to look for"
-        )
-    plain: dict[str, Any] = json.loads(text)
-    return plain
-
-
-def _checked(observation: Any) -> Observation:
-    """Return the observation if it is one, without lone surrogates (no tokenizer takes them)."""
-    if isinstance(observation, str):
-        return _encodable(observation)
-    if isinstance(observation, list) and all(_is_message(m) for m in observation):
-        return [_plain(m) for m in observation]
-    raise TypeError(
-        f"observation must be str or list of messages, not {type(observation).__name__}"
-    )
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def _plain(message: Mapping[str, Any]) -> Message:
-    """Return the message with what it says of tools, and nothing else."""
-    plain = Message(role=message["role"], content=_encodable(message["content"]))
-    if isinstance(message.get("tool_call_id"), str):
-        plain["tool_call_id"] = message["tool_call_id"]
-    if isinstance(message.get("name"), str):
-        plain["name"] = message["name"]
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
-    return plain
-
-
-def _plain_call(call: Mapping[str, Any]) -> ToolCall:
-    function = call["function"]
-    return ToolCall(
-        id=str(call["id"]),
-        type="function",
-        function={"name": str(function["name"]), "arguments": str(function["arguments"])},
-    )
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-    )
-
-
-def _bounded(observation: Observation, limit: int) -> tuple[Observation, int]:
-    if isinstance(observation, str):
-        return _cut(observation, limit)
-    cut = 0
-    for message in observation:
-        message["content"], more = _cut(message["content"], limit)
-        cut += more
-    return observation, cut
-
-
-def _cut(text: str, limit: int) -> tuple[str, int]:
-    if len(text) <= limit:
-        return text, 0
-    left = len(text) - limit
-    return f"{text[: limit // 2]}\n[… {left} characters left out …]\n{text[-(limit // 2) :]}", left

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
@@ -23,8 +23,9 @@ from rollart_core.errors import (
     boundary,
 )
 from rollart_core.models.tool_calls import ParsedCalls
+from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, Observed
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.tool_turn import step_with_tools
@@ -208,7 +209,7 @@ async def _play(
                     record.truncated = True
                     break
                 if temperature is not None:
-                    request = _at(request, temperature)
+                    request = replace(request, temperature=temperature)
                 try:
                     observed = await _turn(
                         episode, request, observed, (conversation, record), parts
@@ -290,12 +291,6 @@ def _generate_request(
         messages=conversation.messages if isinstance(conversation, TextConversation) else None,
         tools=conversation.tools if isinstance(conversation, TextConversation) else (),
     )
-
-
-def _at(request: GenerateRequest, temperature: float) -> GenerateRequest:
-    from dataclasses import replace
-
-    return replace(request, temperature=temperature)
 
 
 def _request(ticket: Ticket, record: _Record, conversation: Talk) -> RewardRequest:

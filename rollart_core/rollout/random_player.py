@@ -28,7 +28,7 @@ def drawn_action(env: Any, observation: Observation, info: Mapping[str, Any], ke
         info: What it said with it; of a reset also the tools, where there are any.
         key: What the draws follow from.
     """
-    rng, text = random.Random(key), _text(observation)
+    rng, text = random.Random(key), text_of(observation)
     offered = info.get("available_actions")
     tools = info.get("tools")
     if tools and not offered:
@@ -83,7 +83,8 @@ def _argument(rng: random.Random, text: str, schema: Mapping[str, Any]) -> objec
     return {} if kind == "object" else random_words(rng, text, None)
 
 
-def _text(observation: Observation) -> str:
+def text_of(observation: Observation) -> str:
+    """Return an observation as one text."""
     if isinstance(observation, str):
         return observation
     return "\n".join(message["content"] for message in observation)

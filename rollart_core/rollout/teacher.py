@@ -11,7 +11,6 @@ that found a token unlikely: then the episode has failed, with a type, and is re
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -47,10 +46,6 @@ class Teacher:
         self._limit_s = limit_s
         self._busy = [0] * len(self._engines)
         self._numbers = count()
-        self.num_tokens = 0
-        """Tokens scored so far."""
-        self.busy_s = 0.0
-        """Seconds that trajectories have waited for it, added up."""
 
     def after(self, run_episode: RunEpisode) -> RunEpisode:
         """Return one that runs an episode and has the teacher speak of it."""
@@ -64,7 +59,6 @@ class Teacher:
         """Return a trajectory with the signal; a failed one as it is, or failed if this fails."""
         if trajectory.failure is not None:
             return trajectory
-        began = time.perf_counter()
         try:
             async with TimeLimit("teacher", self._limit_s):
                 samples = [await self._judged(s) for s in trajectory.samples]
@@ -77,15 +71,12 @@ class Teacher:
                 start_version=trajectory.start_version,
                 wall_s=trajectory.wall_s,
             )
-        finally:
-            self.busy_s += time.perf_counter() - began
         return replace(trajectory, samples=tuple(samples))
 
     async def _judged(self, sample: Sample) -> Sample:
         row = np.zeros(sample.num_tokens, dtype=np.float32)
         if sample.num_loss_tokens:
             row[sample.loss_mask] = await self._scores(sample)
-            self.num_tokens += sample.num_loss_tokens
         return replace(sample, signals={**sample.signals, SIGNAL: row})
 
     async def _scores(self, sample: Sample) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import RollartError
 from rollart_core.rollout.env_pool import EnvPool

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -16,9 +15,7 @@ import sys
 
 from rollart_core.errors import RollartError
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
-from rollart_core.runtime.host import PartHost, leave, portable
-
-_PR_SET_PDEATHSIG = 1
+from rollart_core.runtime.host import PartHost, die_with_parent, leave, portable
 
 
 class _Server:
@@ -53,14 +50,6 @@ class _Server:
             await self.writer.drain()
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process with its parent (elsewhere the end of the stream does)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
 async def _main(fd: int) -> None:
     sock = socket.socket(fileno=fd)
     reader, writer = await asyncio.open_connection(sock=sock, limit=STREAM_LIMIT_BYTES)
@@ -69,7 +58,7 @@ async def _main(fd: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
-    _die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     asyncio.run(_main(int(sys.argv[1])))
     leave()
     os._exit(0)  # a hung environment thread must not keep the process alive

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rollart_core.config import Scaling
+from rollart_core.config_runtime import Scaling
 from rollart_core.errors import RollartError, UserError, first_line
 from rollart_core.runtime.control import Control
 from rollart_core.runtime.heartbeat import Tell

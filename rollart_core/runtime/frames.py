@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
-from rollart_core.rollout.env_worker import Observed
+from rollart_core.rollout.env_answers import Observed
 from rollart_core.types import TokenSpan
 
 _HEADER = struct.Struct("<Q")

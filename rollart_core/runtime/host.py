@@ -7,15 +7,21 @@ up another: coroutines run on the loop, all else on one thread beside it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import importlib
 import inspect
+import os
 import pickle
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rollart_core.errors import RollartError, first_line
+
+_PR_SET_PDEATHSIG = 1
 
 
 class PartHost:
@@ -62,6 +68,14 @@ def portable(error: Exception) -> Exception:
     except Exception:
         return RollartError(f"{type(error).__name__}: {first_line(str(error))}")
     return error
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process with its parent (elsewhere the end of its stream does)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
 
 
 def leave() -> None:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollart_core.boxes.ledger import RUN_VARIABLE
-from rollart_core.config import InlineRuntime as InlineConfig
 from rollart_core.config_checks import INLINE_POOLS
+from rollart_core.config_runtime import InlineRuntime as InlineConfig
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.env_pool import LocalWorker, Worker
@@ -110,12 +110,17 @@ def shared_folder(run_name: str) -> Path:
     Its name carries the process id of the run, so that a later run can remove what a killed one
     left.
     """
-    root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    root = shared_root()
     for left in root.glob("rollart-run-*"):
         _remove_if_orphan(left)
     folder = root / f"rollart-run-{os.getpid()}-{run_name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def shared_root() -> Path:
+    """Return where such folders are made."""
+    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _remove_if_orphan(folder: Path) -> None:

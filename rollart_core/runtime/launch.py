@@ -19,7 +19,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config import ModelPath, NewModel, RayRuntime
+from rollart_core.config_model import ModelPath, NewModel
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.engine.attempts import Attempts
 from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.evaluate import EvaluationResult, evaluate
@@ -149,7 +150,7 @@ class _Launch:
                 recorder=recorder,
                 trainer=trainer,
                 engines=router,
-                run_episode=await self._episodes(runtime, recorder),
+                run_episode=plan.watched(await self._episodes(runtime, recorder), router),
                 source=source,
                 scoring=self._envs.scoring,
             ),

@@ -22,8 +22,8 @@ from rollart_core.rollout.in_flight import RestartInFlight
 from rollart_core.types import Sample, Task
 
 if TYPE_CHECKING:
-    from rollart_core.config import NewModel
     from rollart_core.config import Trainer as TrainerConfig
+    from rollart_core.config_model import NewModel
     from rollart_core.contracts.algorithm import Algorithm
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel

@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from rollart_core.boxes.reap import reap_at_leisure
-from rollart_core.config import NewModel, PluginRef, RemoteModel
+from rollart_core.config_base import PluginRef
 from rollart_core.config_checks import num_engines
+from rollart_core.config_model import NewModel, RemoteModel
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import RollartError, UserError

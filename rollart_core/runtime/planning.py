@@ -80,7 +80,12 @@ class RunPlan:
         return self.placement
 
     def watched(self, run_episode: RunEpisode, router: PlacedRouter) -> RunEpisode:
-        """Return the same function, whose trajectories are measured and planned with."""
+        """Return the same function, whose trajectories are measured and planned with.
+
+        Those of experts are not: no engine has generated them.
+        """
+        if self._run.demonstrates:
+            return run_episode
 
         async def watch(ticket: Ticket, start_version: int) -> Trajectory:
             trajectory = await run_episode(ticket, start_version)
@@ -117,8 +122,11 @@ class RunPlan:
             placement = await asyncio.to_thread(
                 place, self._run, pools, demand, departure.workloads
             )
-        except RollartError as e:
-            self._event("plan_kept", {"why": list(departure.why), "error": first_line(str(e))})
+        except Exception as e:  # whatever a mapper raises: the run has a plan that it can keep
+            error = first_line(str(e))
+            if not isinstance(e, RollartError):
+                error = f"the mapper raised {type(e).__name__}: {error}"
+            self._event("plan_kept", {"why": list(departure.why), "error": error})
             return
         if placement.engines != self.placement.engines:
             self.placement = replace(placement, envs=self.placement.envs)

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config import RayRuntime, RunConfig
+from rollart_core.config import RunConfig
 from rollart_core.config_load import apply_override, as_error, read_yaml, validate
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.errors import ConfigError
 from rollart_core.plan.run_plan import demand_of, place
 from rollart_core.problems import Problem

@@ -19,8 +19,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from rollart_core.boxes.ledger import RUN_VARIABLE
-from rollart_core.config import RayPool
-from rollart_core.config import RayRuntime as RayConfig
+from rollart_core.config_runtime import RayPool
+from rollart_core.config_runtime import RayRuntime as RayConfig
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import ClusterLost, ConfigError, UserError
 from rollart_core.resolve import ResolvedRun

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rollart_core import registry
-from rollart_core.config import ModelPath
+from rollart_core.config_model import ModelPath
 from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime import ray_nodes

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from rollart_core.config import RayRuntime as RayConfig
+from rollart_core.config_runtime import RayRuntime as RayConfig
 from rollart_core.errors import ConfigError, PartDied, first_line
 from rollart_core.runtime import ray_local, ray_pools
 from rollart_core.runtime.ray_actor import ActorSettings, PartActor

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollart_core.config import RayPool
+from rollart_core.config_runtime import RayPool
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import ConfigError, did_you_mean
 

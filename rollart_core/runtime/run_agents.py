@@ -35,7 +35,7 @@ class RunAgents:
     def __init__(
         self, config: RunConfig, workers: EnvPool, engine: Generator, model_path: str
     ) -> None:
-        self._config, self._workers = config, workers
+        self._workers = workers
         self._gateway = _gateway(config, engine, model_path)
         self._parts: dict[str, AgentParts] = {}
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from rollart_core.config import RemoteModel
+from rollart_core.config_model import RemoteModel
 from rollart_core.contracts.adapter import split_id
 from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollart_core.config import EngineScaling, EnvScaling
+from rollart_core.config_runtime import EngineScaling, EnvScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,6 @@ def total(steps: Sequence[Step]) -> float:
     return sum(step.reward for step in steps)
 
 
-def text_of(observation: Observation) -> str:
-    """Return an observation as one text."""
-    if isinstance(observation, str):
-        return observation
-    return "\n".join(message["content"] for message in observation)
-
-
 def difference(one: Step, two: Step) -> str | None:
     """Return in what two steps differ, with both sides; None when in nothing."""
     for name, a, b in zip(Step._fields, one, two, strict=True):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.rollout.random_player import text_of
 from rollart_core.testing import search_box
-from rollart_core.testing.answers import text_of
 from rollart_core.testing.play import Player, Subject, good_action, play
 from rollart_core.testing.results import expect
 

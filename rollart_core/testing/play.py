@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
 
 from rollart_core.contracts.env import EnvSpec, TextEnv
-from rollart_core.rollout.random_player import random_words
-from rollart_core.testing.answers import Step, checked_reset, checked_step, text_of
+from rollart_core.rollout.random_player import random_words, text_of
+from rollart_core.testing.answers import Step, checked_reset, checked_step
 from rollart_core.testing.results import SkipCheck, expect
 
 Options: TypeAlias = dict[str, Any]

@@ -20,7 +20,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from rollart_core.testing.answers import Step, plain, text_of, total
+from rollart_core.rollout.random_player import text_of
+from rollart_core.testing.answers import Step, plain, total
 from rollart_core.testing.play import (
     GARBAGE,
     MAX_TURNS,

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rollart_core.config import Critic
 from rollart_core.config import Trainer as TrainerConfig
+from rollart_core.config_training import Critic
 from rollart_core.train import checkpoint, distributed
 from rollart_core.train.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.train.policy import Policy

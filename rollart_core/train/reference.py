@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rollart_core.config import Reference as ReferenceConfig
+from rollart_core.config_training import Reference as ReferenceConfig
 from rollart_core.train import checkpoint
 from rollart_core.train.loading import check_vocabulary
 from rollart_core.train.lora import LoRAWeights

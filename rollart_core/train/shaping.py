@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rollart_core.config import Overlong, Shaping
+from rollart_core.config_training import Overlong, Shaping
 from rollart_core.types import Group, Trajectory
 
 Statistics = npt.NDArray[np.float64]

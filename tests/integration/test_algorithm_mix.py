@@ -8,8 +8,8 @@ import torch
 from small_models import make_groups, make_trainer, save_model
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config import Shaping
 from rollart_core.config_beside import Beside
+from rollart_core.config_training import Shaping
 from rollart_core.errors import BatchRefused, ConfigError
 from rollart_core.testing import assert_checks, check_algorithm, example_group
 from rollart_core.train.batch import canonical, make_rows, split

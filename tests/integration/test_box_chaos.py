@@ -18,7 +18,7 @@ from sandbox_walls import HELD, IN_DOCKER, missing
 
 from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
 from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.contracts.weights import Publication
 from rollart_core.engine.buffer import Buffer

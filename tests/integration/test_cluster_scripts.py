@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.config import RayRuntime
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.runtime import ray_local
 from rollart_core.runtime.ray_actor import ActorSettings
 from rollart_core.runtime.ray_cluster import RayCluster, read_token_anew

@@ -7,9 +7,9 @@ import pytest
 import torch
 from small_models import VOCAB, make_groups, make_sample, save_model
 
-from rollart_core.config import Critic, Reference
 from rollart_core.config import Trainer as TrainerConfig
 from rollart_core.config_beside import Beside
+from rollart_core.config_training import Critic, Reference
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.errors import BatchRefused, ConfigError
 from rollart_core.train.policy import make_policy

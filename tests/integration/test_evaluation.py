@@ -12,8 +12,8 @@ import pytest
 from openai_server import OpenAIServer, failing, obedient
 
 from rollart_core.cli import main
-from rollart_core.config import NewModel
 from rollart_core.config_load import load_mapping
+from rollart_core.config_model import NewModel
 from rollart_core.errors import ConfigError
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer

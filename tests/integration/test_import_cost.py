@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rollart_core.cli import COMMANDS
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.models.new import new_model
 
 HEAVY = {

@@ -47,14 +47,17 @@ ROOMS = (
     ("errors",),
     ("contracts", "hookspecs", "spaces"),
     ("config_base",),
-    ("config", "config_rewards", "config_shape", "config_training", "problems", "endpoint"),
+    (
+        *("config", "config_envs", "config_model", "config_rewards", "config_runtime"),
+        *("config_shape", "config_training", "problems", "endpoint"),
+    ),
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
-        *("config_learning", "config_load", "config_lora", "manifest", "missing", "vocabulary"),
-        *("isolation", "plugin_api", "plugins", "registry", "resolve", "resolve_envs"),
-        "resolve_plugin",
+        *("config_engines", "config_learning", "config_load", "config_lora", "manifest"),
+        *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),
+        *("resolve_envs", "resolve_plugin"),
     ),
-    ("models", "rollout", "scoring", "engine", "tools", "train", "weights", "plan"),
+    ("models", "rollout", "scoring", "engine", "tools", "train", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "evals", "check", "scaffold", "community", "cli"),
 )

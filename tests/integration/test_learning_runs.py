@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config import NewModel
 from rollart_core.config_load import load_config
+from rollart_core.config_model import NewModel
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.models.new import new_model

@@ -15,9 +15,9 @@ from weight_ends import end
 
 from rollart_algorithms.grpo import GRPO
 from rollart_core.bench import bandit
-from rollart_core.config import Critic, LoRA, Reference
 from rollart_core.config_beside import Beside
 from rollart_core.config_load import load_config
+from rollart_core.config_training import Critic, LoRA, Reference
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader

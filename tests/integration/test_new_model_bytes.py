@@ -3,7 +3,7 @@ import json
 import subprocess
 import sys
 
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.models.new import new_model
 
 PAGE = """Instruction: find a light blue shirt, size 12, for less than $40.99 [SEP] Back

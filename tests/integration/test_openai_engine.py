@@ -13,7 +13,7 @@ import pytest
 from openai_server import OpenAIServer, failing
 
 from rollart_core import registry
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, ContextOverflow, InferenceFailure
 from rollart_core.models.new import new_model

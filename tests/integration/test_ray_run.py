@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray_runs import POOLS, gradients_of, small_run, weights_of
 
-from rollart_core.config import RayRuntime
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.errors import ConfigError, PartDied, RollartError
 from rollart_core.runtime import ray_checks, ray_nodes

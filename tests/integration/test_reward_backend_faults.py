@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from marks_reward import Marks
 
-from rollart_core.config import RayRuntime
+from rollart_core.config_runtime import RayRuntime
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import (
     BackendFailure,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
 from rollart_core.bench import affinity
 from rollart_core.config_load import load_config, validate
 from rollart_core.contracts.env import Workload
-from rollart_core.contracts.hardware import ModelShape, Pool
+from rollart_core.contracts.hardware import HardwareMapper, ModelShape, Placement, Pool
+from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import ConfigError
 from rollart_core.plan.run_plan import workloads_of
 from rollart_core.resolve import resolve_run
 from rollart_core.rollout.router import Router
 from rollart_core.runtime import planning
+from rollart_core.runtime.launch import launch
 from rollart_core.runtime.planning import RunPlan
 from rollart_core.testing.modelled import ModelledEngine
 from rollart_core.types import Task, Ticket, Trajectory, Turn
@@ -114,16 +118,23 @@ def test_workloads_as_declared_are_planned_once():
     assert not started.followed
 
 
-def test_a_plan_that_cannot_be_changes_nothing(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigError("mapper x: no"), "mapper x: no"),
+        (KeyError("h20"), "the mapper raised KeyError: 'h20'"),
+    ],
+)
+def test_a_plan_that_cannot_be_changes_nothing(monkeypatch, error: Exception, said: str):
     started = Started(resolved())
 
     def refuse(*_):
-        raise ConfigError("mapper x: no")
+        raise error
 
     monkeypatch.setattr(planning, "place", refuse)
     asyncio.run(started.play(read_and_write(80)))
     assert [kind for kind, _ in started.events][:2] == ["plan", "plan_kept"]
-    assert started.events[1][1]["error"] == "mapper x: no"
+    assert started.events[1][1]["error"] == said
     assert not started.followed
     assert started.plan.placement == started.placement
 
@@ -132,6 +143,50 @@ def test_on_one_pool_nothing_is_planned_again():
     started = Started(resolved(), [Pool("local", "cpu", 4, roles=("engines", "envs", "trainer"))])
     asyncio.run(started.play(read_and_write(100)))
     assert [kind for kind, _ in started.events] == ["plan"]
+
+
+class AsDeclaredHere(HardwareMapper):
+    """Episodes of 9 turns go to ``engine``, all others to ``other``."""
+
+    def place(self, workloads, pools):
+        (env, workload), *_ = workloads.items()
+        pool = "engine" if workload.turns == 9 else "other"
+        return Placement({env: "local"}, {env: {pool: 1.0}}, "local")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_follows_what_it_measures_of_its_own_episodes(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"""
+runs_dir: {tmp_path}/runs
+model: {{kind: new, num_layers: 1, width: 32, ffn_width: 48, vocab_size: 320}}
+env: {{id: "rollart_core.testing:FakeEnv", turns: 2}}
+engines: [{{name: other, engine: embedded, count: 1}}]
+mapper: {__name__}:AsDeclaredHere
+algorithm: {{id: grpo, zero_advantage: keep}}
+trackers: []
+evaluation: {{tasks: 2, greedy: false}}
+rollout:
+  workload: {{prefill_tokens: 20, decode_tokens: 4, turns: 9}}
+  groups_per_batch: 2
+  group_size: 8
+  max_new_tokens: 4
+  max_context_tokens: 320
+stop: {{batches: 6}}
+"""
+    )
+    report = launch(resolve_run(load_config(path)))
+    assert report.ok
+    with JournalReader(Path(report.run_dir)) as journal:
+        first, second = (json.loads(event.payload) for event in journal.events(kind="plan"))
+    assert first["why"] == []
+    (why,) = second["why"]
+    assert "turns 2 instead of 9" in why
+    (ran,) = (one["ran"]["engines"] for one in report.as_dict()["envs"].values())
+    assert ran["engine"]["conversations"]
+    assert ran["other"]["conversations"]
 
 
 # The benchmark

@@ -14,8 +14,8 @@ from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
-from rollart_core.config import Critic
 from rollart_core.config_beside import Beside
+from rollart_core.config_training import Critic
 from rollart_core.errors import ConfigError, TrainerLost
 from rollart_core.train.report import TrainStepReport
 from rollart_core.train.trainer import load_model

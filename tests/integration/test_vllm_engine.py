@@ -15,8 +15,8 @@ from openai_server import OpenAIServer
 from safetensors.torch import load_file
 
 from rollart_core import registry
-from rollart_core.config import NewModel
 from rollart_core.config_load import load_mapping
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.engine.audit import audit

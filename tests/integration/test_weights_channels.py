@@ -10,10 +10,10 @@ import pytest
 import torch
 from weight_ends import CHANNELS, TENSORS, assert_holds, elsewhere, end, shifted
 
-from rollart_core.runtime.inline import shared_folder
+from rollart_core.runtime.inline import shared_folder, shared_root
 from rollart_plugins.weights.disk import DiskChannel
 from rollart_plugins.weights.folder import FolderChannel
-from rollart_plugins.weights.shared_memory import SharedMemoryChannel, default_folder
+from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 FOLDERS: dict[str, type[FolderChannel]] = {
     "shared-memory": SharedMemoryChannel,
@@ -214,7 +214,7 @@ def test_a_publisher_that_is_killed_leaves_only_whole_versions(kind, tmp_path):
 
 def test_a_run_that_was_killed_leaves_nothing_once_another_begins(kind):
     assert _forked(_run_killed, kind) == signal.SIGKILL
-    left = list(default_folder().glob("rollart-run-*-weights-killed"))
+    left = list(shared_root().glob("rollart-run-*-weights-killed"))
     assert left
     mine = shared_folder("weights-other")
     mine.rmdir()

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.config import AsyncRun, ModelPath, NewModel, RunConfig, SyncRun
+from rollart_core.config import AsyncRun, RunConfig, SyncRun
 from rollart_core.config_load import dump_yaml, load_config, read_yaml
+from rollart_core.config_model import ModelPath, NewModel
 from rollart_core.errors import ConfigError
 
 BASE = "env: webshop\nmodel: {kind: new}\nstop: {batches: 2}\n"

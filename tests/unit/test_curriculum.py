@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from rollart_core.config import Curriculum
+from rollart_core.config_training import Curriculum
 from rollart_core.engine import curriculum as module
 from rollart_core.engine.curriculum import CurriculumTasks
 from rollart_core.engine.task_mix import TaskMix, WeightedSource

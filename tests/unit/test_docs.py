@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from rollart_core import hookspecs
 from rollart_core.cli import COMMANDS
 from rollart_core.plugins import plugins
+
+NAMED = re.compile(r"`((?:\w+/)+\w+\.py): ([\w.]+)`")
 
 
 def signatures() -> dict[str, str]:
@@ -48,3 +51,33 @@ def test_the_table_of_baselines_has_a_row_for_every_built_in_environment(repo_ro
     ours = {r.spec.id for r in known if r.plugin.distribution == "rollart"}
     assert {row.split("`")[1] for row in rows} == ours
     assert all(row.count("|") == head.count("|") for row in rows)
+
+
+def defined(tree: ast.Module, dotted: str) -> bool:
+    """Return whether a module defines a function, a class, or a method by its dotted name."""
+    body: list[ast.stmt] = tree.body
+    for name in dotted.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = next((n for n in body if isinstance(n, kinds) and n.name == name), None)
+        if found is None:
+            return False
+        body = found.body
+    return True
+
+
+def test_the_walk_through_a_run_names_what_is_there(repo_root: Path) -> None:
+    text = (repo_root / "docs/architecture.md").read_text(encoding="utf-8")
+    walk = text.partition("## From `rollart run` to a published weight, and back")[2]
+    steps = re.split(r"^\d+\. ", walk.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    assert 12 <= len(steps) <= 20
+    trees: dict[str, ast.Module] = {}
+    missing = []
+    for number, step in enumerate(steps, 1):
+        named = NAMED.findall(step)
+        assert len(named) == step.count(".py"), f"step {number}: each file with what is in it"
+        assert named, f"step {number} names no function"
+        for path, name in named:
+            if path not in trees:
+                trees[path] = ast.parse((repo_root / path).read_text(encoding="utf-8"))
+            missing += [] if defined(trees[path], name) else [f"{number}: {path}: {name}"]
+    assert not missing

@@ -7,8 +7,9 @@ import gymnasium
 import pytest
 
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
+from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import MAX_CONTEXT_BYTES, EnvRef, EnvWorker
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.testing.envs import FakeEnv
 from rollart_core.types import Task, Ticket
 
@@ -67,8 +68,10 @@ def test_a_hanging_environment_is_given_up_and_counted(at):
     async def main() -> None:
         worker = EnvWorker()
         limit_s = 0.05 if at == "reset" else 10.0
+        env = ref(trouble="hang", at=at)
+        await worker.has_oracle(env)  # makes it: the limit is to be of the call that hangs alone
         with pytest.raises(DeadlineFailure, match=r"longer than 0\.05 s"):
-            await reset(worker, ref(trouble="hang", at=at), timeout_s=limit_s)
+            await reset(worker, env, timeout_s=limit_s)
             await worker.step("e", "red", timeout_s=0.05)
         assert await worker.num_hung() == 1
         await worker.shutdown()

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollart_core.config import NewModel
+from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import RewardFailure

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
-from rollart_core.rollout.env_worker import Observed
+from rollart_core.rollout.env_answers import Observed
 from rollart_core.runtime.frames import Answer, Call, encode, receive
 from rollart_core.types import TokenSpan
 

@@ -5,7 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.config import ModelPath, NewModel, Shape
+from rollart_core.config_model import ModelPath, NewModel
+from rollart_core.config_shape import Shape
 from rollart_core.errors import ConfigError
 from rollart_core.plan.shape import of_config, shape_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rollart_core.config import RayPool
+from rollart_core.config_runtime import RayPool
 from rollart_core.contracts.hardware import Placement
 from rollart_core.errors import ConfigError
 from rollart_core.runtime import ray_nodes, ray_pools

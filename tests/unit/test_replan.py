@@ -36,7 +36,6 @@ def test_what_leaves_its_plan_is_planned_again_once():
         "a/A-v1": Workload(100, 200, 1, 0.0),
         "b/B-v1": DECLARED["b/B-v1"],
     }
-    assert replanner.measured["a/A-v1"].decode_tokens == 200
 
 
 def test_a_slow_drift_is_followed_by_few_plans():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollart_core.config import EngineScaling, EnvScaling
+from rollart_core.config_runtime import EngineScaling, EnvScaling
 from rollart_core.runtime.restarts import Restarts
 from rollart_core.runtime.scaling import Load, Pressure, Scaler, engine_pressure, env_pressure
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollart_core.config import Overlong, Shaping
+from rollart_core.config_training import Overlong, Shaping
 from rollart_core.contracts.turns import (
     anchors,
-    last_tokens,
     spread_over_turns,
     turn_returns,
     turn_rewards,
@@ -96,7 +95,6 @@ def test_an_episode_can_be_read_turn_by_turn():
     trajectory = example_group([1.0]).trajectories[0]
     (sample,) = trajectory.samples
     assert [(s.turn, s.start, s.stop) for s in turn_spans(sample)] == [(0, 1, 3), (1, 4, 6)]
-    assert last_tokens(sample) == {0: 2, 1: 5}
     assert turn_rewards(trajectory).tolist() == [0, 1]
     # G_1 = 1, G_0 = 0 + 0.5 x 1.
     assert turn_returns(np.array([0, 1], np.float32), 0.5).tolist() == [0.5, 1]

@@ -157,7 +157,7 @@ class RayServeBackend(RemoteBackend):
             raise ConfigError(MISSING) from e
         if ray.is_initialized():
             return
-        from rollart_core.config import RayRuntime
+        from rollart_core.config_runtime import RayRuntime
         from rollart_core.runtime.ray_cluster import RayCluster
 
         config = self.config

@@ -11,8 +11,6 @@ and on Linux the kernel kills it with its parent), or lets a reward's prints amo
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -20,7 +18,7 @@ import sys
 from typing import Any, BinaryIO
 
 from rollart_core.errors import RollartError, first_line
-from rollart_core.runtime.host import leave
+from rollart_core.runtime.host import die_with_parent, leave
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.wire import Refused
@@ -28,7 +26,6 @@ from rollart_plugins.serverless.wire import Refused
 LINE_BYTES = 64 << 20
 """Longest line, either way."""
 READY = b"ready"
-_PR_SET_PDEATHSIG = 1
 
 
 class _Server:
@@ -85,19 +82,11 @@ async def _main(out: BinaryIO) -> None:
     await function.close()
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process with its parent: it may hang where no stdin is read."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
 def main() -> None:
     """Serve until stdin ends; the parent's process id is the only argument, 0 in a box."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
     if parent_pid := int(sys.argv[1]):
-        _die_with_parent(parent_pid)
+        die_with_parent(parent_pid)  # it may hang where no stdin is read
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a reward prints goes to stderr
     asyncio.run(_main(out))

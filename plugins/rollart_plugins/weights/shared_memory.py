@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,12 +68,6 @@ class SharedMemoryChannel(FolderChannel):
         except ValueError as e:
             raise ValueError(f"{path} is damaged: its index cannot be read") from e
         return _tensors(memory, rows)
-
-
-def default_folder() -> Path:
-    """Return the folder for shared memory: ``/dev/shm``, or the temporary folder without one."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() else Path(tempfile.gettempdir())
 
 
 def _tensors(memory: mmap.mmap, rows: list[Row]) -> Iterator[tuple[str, torch.Tensor]]:
