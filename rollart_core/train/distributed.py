@@ -59,6 +59,28 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
     return model
 
 
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give parameters without content room for their shards on the device, with anything in it.
+
+    What has content, such as buffers, stays.
+    """
+    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+
+
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return what this rank holds of a tensor, to be written to, and its first row in the whole."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    assert tensor.placements == (Shard(0),)
+    rows = -(-len(tensor) // world_size())  # FSDP2 cuts as torch.chunk does
+    first = min(rank() * rows, len(tensor))
+    own = tensor.detach().to_local()
+    assert len(own) == min(rows, len(tensor) - first)
+    return own, first
+
+
 def shard_head(head: nn.Module, device: torch.device) -> nn.Module:
     """Move a small module to the device, its parameters sharded over the ranks; float32."""
     head = head.to(device)
