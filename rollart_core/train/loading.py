@@ -4,9 +4,9 @@
     several ranks  config ──> parameters without content ──FSDP2──> room for this rank's shards
                    files  ──tensor by tensor, the rows of this rank──────────^
 
-Takes: a folder or a hub id. Gives: a causal LM in float32, or a ConfigError. Never: holds, on one of
-several ranks, more than its shards and one tensor of the files, unless the files are none that it
-can read row by row: then it says so, and loads them whole.
+Takes: a folder or a hub id. Gives: a causal LM in float32, or a ConfigError. Never: holds, on one
+of several ranks, more than its shards and one tensor of the files; but where the files are none
+that it can read row by row, it says so and lets each rank load them whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.tensor_files import TensorFiles
