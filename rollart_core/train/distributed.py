@@ -64,7 +64,25 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
     What has content, such as buffers, stays.
     """
-    model._apply(lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+    from torch.distributed.tensor import DTensor
+
+    def with_room(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if not isinstance(tensor, DTensor):
+            return torch.empty_like(tensor, device=device)
+        room: Tensor = DTensor.from_local(
+            torch.empty_like(tensor.to_local(), device=device),
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        return room
+
+    apply: Any = model._apply  # as to_empty does, which would empty buffers too
+    apply(with_room)
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
@@ -76,7 +94,8 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     assert tensor.placements == (Shard(0),)
     rows = -(-len(tensor) // world_size())  # FSDP2 cuts as torch.chunk does
     first = min(rank() * rows, len(tensor))
-    own = tensor.detach().to_local()
+    held: Any = tensor.detach()
+    own: Tensor = held.to_local()
     assert len(own) == min(rows, len(tensor) - first)
     return own, first
 

@@ -15,6 +15,7 @@ may load it, whole.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from rollart_core.models.tensor_files import TensorFiles
 
+BLOCK_BYTES = 32 * 2**20
+"""Of a tensor's rows, so many bytes of the model are read at a time."""
 COMPARED_ROWS = 4096
 """Of two tensors that should be alike, so many rows are held at a time."""
 
@@ -45,13 +48,12 @@ class Recipe:
     def fill(self, files: TensorFiles, into: Tensor, first: int = 0) -> None:
         """Write rows of the tensor, from ``first`` on, into ``into`` and its dtype."""
         if self.dim is None:
-            name = self.parts[0][0]
-            last = first + len(into) if into.dim() else 0
-            into.copy_(files.rows(name, first, last) if into.dim() else files.whole(name))
+            _copy(files, self.parts[0][0], into, first)
             return
         sizes = [files.shape(names[0])[self.dim - 1] for names in self.parts]
         for n in range(len(into)):
-            for part, names in zip(into[n].split(sizes, self.dim - 1), self.parts, strict=True):
+            cuts = torch.split(into[n], sizes, self.dim - 1)
+            for part, names in zip(cuts, self.parts, strict=True):
                 part.copy_(files.whole(names[first + n]))
 
     def shape(self, files: TensorFiles) -> tuple[int, ...]:
@@ -74,6 +76,17 @@ class Recipe:
             raise Unfit(f"{self.parts[0][0]} and {self.parts[1][0]} do not go together")
         rest = rests.pop()
         return (len(self.parts[0]), *rest[:at], sum(sizes), *rest[at:])
+
+
+def _copy(files: TensorFiles, name: str, into: Tensor, first: int) -> None:
+    """Copy rows of a tensor, a block at a time: on their way they are there twice."""
+    if not into.dim():
+        into.copy_(files.whole(name))
+        return
+    row_bytes = into.element_size() * math.prod(into.shape[1:])
+    for block in torch.split(into, max(1, BLOCK_BYTES // max(1, row_bytes))):
+        block.copy_(files.rows(name, first, first + len(block)))
+        first += len(block)
 
 
 def recipes(model: nn.Module, files: TensorFiles) -> dict[str, Recipe]:

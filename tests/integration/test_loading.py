@@ -18,6 +18,7 @@ from torch import nn
 from rollart_core.errors import ConfigError
 from rollart_core.models.tensor_files import TensorFiles
 from rollart_core.models.weights import weight_files
+from rollart_core.train import recipes as recipes_module
 from rollart_core.train.loading import empty_model, load_model
 from rollart_core.train.recipes import Unfit, recipes
 
@@ -64,8 +65,9 @@ def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "mixture"])
 def test_rows_of_ranks_are_the_whole_model(
-    tmp_path: Path, architecture: str, num_ranks: int
+    tmp_path: Path, architecture: str, num_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recipes_module, "BLOCK_BYTES", 1000)  # several rows, not all
     path = (
         small_mixture(tmp_path) if architecture == "mixture" else save_model(tmp_path, architecture)
     )
@@ -175,7 +177,7 @@ def run_ranks(folder: Path, paths: list[str]) -> None:
     ]
     try:
         for rank in ranks:
-            said, _ = rank.communicate(timeout=240)
+            said, _ = rank.communicate(timeout=540)
             assert rank.returncode == 0, said
     finally:
         for rank in ranks:
@@ -184,7 +186,7 @@ def run_ranks(folder: Path, paths: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # each rank imports torch anew
+@pytest.mark.timeout(600)  # each rank imports torch anew
 def test_no_rank_of_two_holds_more_than_its_shards_and_a_tensor(tmp_path: Path) -> None:
     """What torch's allocator gave out is counted, which sees the old loader too.
 
