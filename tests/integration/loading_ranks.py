@@ -62,7 +62,10 @@ def main(folder: Path, rank: int, num_ranks: int, paths: list[str]) -> None:
         for n, path in enumerate(paths):
             model, most = peak(lambda load=load, path=path: load(path), Path(path))
             state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            own = sum(4 * distributed.own_rows(p)[0].numel() for p in model.parameters())
+            # FSDP2 gives the last rank as many rows as the others, if only to gather them.
+            rows = [-(-len(p) // num_ranks) for p in model.parameters()]
+            each = zip(rows, model.parameters(), strict=True)
+            own = sum(4 * num * p.numel() // len(p) for num, p in each)
             found = {
                 "whole": {k: distributed.whole(v.detach()).clone() for k, v in state.items()},
                 "peak_bytes": most,
