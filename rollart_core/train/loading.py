@@ -155,7 +155,8 @@ def _without_content() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(emptied)
+    hook: Any = emptied  # torch types it without what it may return
+    handle = register_module_parameter_registration_hook(hook)
     try:
         yield
     finally:
