@@ -35,18 +35,24 @@ def model_folder(path: str) -> Path:
         raise ConfigError(f"model {path!r} is no folder, and no hub gave it: {e}") from e
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder, as transformers chooses them; none: it has none."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [folder / name for name in names]
+    return sorted(folder.glob("*.safetensors"))
+
+
 def iter_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a folder, file by file.
 
     Raises:
         ConfigError: When the folder holds no weights that can be read.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [folder / name for name in names]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         yield from _through_transformers(folder)
         return

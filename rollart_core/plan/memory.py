@@ -14,6 +14,10 @@
         without dropout, and without scores, which fused attention does not keep)
         logits  (b + 16) V of each sampled token: as they are, and in float32 themselves, their
         logarithms, their probabilities, and the products of both
+    a machine whose ranks have devices, in its own memory, the larger of
+        loading  4 P of a single rank; of several each reads its shards row by row: at most its rows
+        of the largest tensor, the embedding, 4 V h / N
+        exporting  b P, on the machine of rank 0
     an engine over t devices
         weights W / t, and K / t for each token in the cache (see :mod:`rollart_core.plan.roofline`)
 
@@ -198,24 +202,46 @@ def engine_verdict(
     return Verdict("engine", pool.name, num_engines, needed, have, says)
 
 
-def machine_verdict(model: ModelShape, pool: Pool, num_ranks: int) -> Verdict | None:
-    """Say whether a machine holds what its ranks do while the model is loaded; None: not known.
+def machine_verdict(
+    model: ModelShape, pool: Pool, num_ranks: int, *, on_host: bool = False
+) -> Verdict | None:
+    """Say whether a machine's own memory holds what its ranks put there; None: not known.
 
-    Each rank of it loads the whole model in float32 before it keeps its shard.
+    Args:
+        model: The model.
+        pool: Where the ranks are.
+        num_ranks: How many.
+        on_host: Whether they also keep their shards there, having no devices with memory.
     """
     if not pool.host_memory_bytes:
         return None
     there = min(num_ranks, pool.per_node or pool.count)
-    each, have = 4.0 * model.num_params, float(pool.host_memory_bytes)
-    count, needed = -(-num_ranks // there), {"loading": each * there}
-    if each * there <= have:
+    needed, have = _host_bytes(model, num_ranks, there, on_host), float(pool.host_memory_bytes)
+    count, total = -(-num_ranks // there), sum(needed.values())
+    if total <= have:
         return Verdict("machine", pool.name, count, needed, have)
+    ways = ["take machines with more memory"]
+    if num_ranks == 1:
+        ways.insert(0, "set runtime.num_trainer_ranks to 2 or more, of which none loads it whole")
+    if "exporting" in needed and model.bytes_per_value > 2:
+        ways.insert(0, "set model.dtype to bfloat16")
     says = (
-        f"{there} rank(s) of a machine of {pool.name} load the model in {each * there / GB:.0f} GB "
-        f"of its memory, which has {have / GB:.0f} GB: have at most {int(have / each)} rank(s) a "
-        "machine"
+        f"{' and '.join(needed)} the model takes {total / GB:.0f} GB of the memory of a machine "
+        f"of {pool.name}, which has {have / GB:.0f} GB: {', or '.join(ways)}"
     )
     return Verdict("machine", pool.name, count, needed, have, says, fits=False)
+
+
+def _host_bytes(model: ModelShape, num_ranks: int, there: int, on_host: bool) -> dict[str, float]:
+    """Return what some ranks put into one machine's memory at its fullest; see the module."""
+    whole = 4.0 * model.num_params
+    embedding = 4.0 * model.vocab_size * (model.width or model.num_heads * model.head_dim)
+    loading = whole if num_ranks == 1 else there * embedding / num_ranks
+    name, most = max(
+        ("loading", loading), ("exporting", model.weight_bytes), key=lambda found: found[1]
+    )
+    kept = {"shards": there * whole / num_ranks} if on_host and num_ranks > 1 else {}
+    return {**kept, name: most}
 
 
 def _holds(model: ModelShape, have: float, devices: int, longest: int) -> bool:

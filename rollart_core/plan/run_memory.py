@@ -37,8 +37,9 @@ def verdicts(
     by_name = {pool.name: pool for pool in filled(pools)}
     trainer = by_name[placement.trainer]
     numbers = training_numbers(run, demand, workloads)
-    found = [] if is_cpu(trainer) else [trainer_verdict(model, trainer, numbers)]
-    machine = machine_verdict(model, trainer, demand.num_trainer_ranks)
+    on_host = is_cpu(trainer)
+    found = [] if on_host else [trainer_verdict(model, trainer, numbers)]
+    machine = machine_verdict(model, trainer, demand.num_trainer_ranks, on_host=on_host)
     found += [machine] if machine is not None else []
     for name, num in _engines(run, placement).items():
         if is_cpu(by_name[name]):

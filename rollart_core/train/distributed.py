@@ -59,6 +59,47 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
     return model
 
 
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give parameters without content room for their shards on the device, with anything in it.
+
+    What has content, such as buffers, stays.
+    """
+    from torch.distributed.tensor import DTensor
+
+    def with_room(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if not isinstance(tensor, DTensor):
+            return torch.empty_like(tensor, device=device)
+        room: Tensor = DTensor.from_local(
+            torch.empty_like(tensor.to_local(), device=device),
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        return room
+
+    apply: Any = model._apply  # as to_empty does, which would empty buffers too
+    apply(with_room)
+
+
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return what this rank holds of a tensor, to be written to, and its first row in the whole."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    assert tensor.placements == (Shard(0),)
+    rows = -(-len(tensor) // world_size())  # FSDP2 cuts as torch.chunk does
+    first = min(rank() * rows, len(tensor))
+    held: Any = tensor.detach()
+    own: Tensor = held.to_local()
+    assert len(own) == min(rows, len(tensor) - first)
+    return own, first
+
+
 def shard_head(head: nn.Module, device: torch.device) -> nn.Module:
     """Move a small module to the device, its parameters sharded over the ranks; float32."""
     head = head.to(device)

@@ -30,6 +30,7 @@ from rollart_core.train.batch_metrics import batch_metrics, value_metrics
 from rollart_core.train.extras import ExtraModules
 from rollart_core.train.kernels import TorchOps
 from rollart_core.train.loading import load_model as load_model
+from rollart_core.train.loading import load_on_device
 from rollart_core.train.lora import trained_weights
 from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.train.native import native_ops
@@ -424,10 +425,13 @@ class Trainer:
         )
 
     def _load(self, path: str | None = None, *, recompute: bool = False) -> torch.nn.Module:
-        model = load_model(path or self._model_path)
-        if recompute:
-            recompute_activations(model)
-        return distributed.shard(model, self._device, bfloat16=self._bfloat16)
+        def prepare(model: torch.nn.Module) -> None:
+            if recompute:
+                recompute_activations(model)
+
+        return load_on_device(
+            path or self._model_path, self._device, bfloat16=self._bfloat16, prepare=prepare
+        )
 
     def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
         size = distributed.world_size()

@@ -88,3 +88,9 @@ def reference_logprobs(model: torch.nn.Module, sample: Sample, temperature: floa
     logp = torch.log_softmax(model(ids[None]).logits[0] / temperature, -1)
     at = torch.from_numpy(np.flatnonzero(sample.loss_mask))
     return logp[at - 1, ids[at]]
+
+
+def small_mixture(folder: Path, **changes: object) -> str:
+    """Write a small random mixture of experts, a tensor for each expert in its files."""
+    experts = {"moe_intermediate_size": 16, "num_experts": 5, "num_experts_per_tok": 2}
+    return save_model(folder, "qwen3_moe", head_dim=16, **{**experts, **changes})

@@ -1,5 +1,7 @@
 """What fits, against figures worked out by hand from the published shapes of two models."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollart_core.contracts.env import Workload
@@ -134,14 +136,41 @@ def test_a_cache_head_is_on_each_device_at_least():
     assert eighths.needed["KV cache"] == halves.needed["KV cache"] / 2  # 4 heads over 8 devices
 
 
-def test_a_machine_holds_the_model_once_a_rank_while_it_is_loaded():
+def test_of_several_ranks_none_loads_the_whole_model_into_its_machine():
     verdict = machine_verdict(MIXTURE, H100, 16)
     assert verdict is not None
     assert (verdict.count, verdict.fits) == (2, True)
-    assert verdict.needed["loading"] == 8 * 4 * MIXTURE.num_params  # 977 GB
-    small = Pool("p", "H100", 16, per_node=8, host_memory_bytes=500 * 10**9)
+    assert verdict.needed == {"exporting": 2 * MIXTURE.num_params}  # 61 GB, on one of them
+    whole_files = replace(MIXTURE, bytes_per_value=0.01)
+    reading = machine_verdict(whole_files, H100, 16)
+    assert reading is not None
+    assert reading.needed == {"loading": 8 * 4 * 151_936 * 2048 / 16}  # rows of the embedding
+    small = Pool("p", "H100", 16, per_node=8, host_memory_bytes=50 * 10**9)
     refused = machine_verdict(MIXTURE, small, 16)
     assert refused is not None
     assert not refused.fits
-    assert "have at most 4 rank(s) a machine" in refused.says
+    assert "exporting the model takes 61 GB" in refused.says
+    assert "bfloat16" not in refused.says  # it is that already
     assert machine_verdict(MIXTURE, Pool("p", "x", 8), 8) is None
+
+
+def test_one_rank_loads_the_whole_model_and_is_told_that_two_would_not():
+    small = Pool("p", "H100", 16, per_node=8, host_memory_bytes=100 * 10**9)
+    refused = machine_verdict(MIXTURE, small, 1)
+    assert refused is not None
+    assert refused.needed == {"loading": 4 * MIXTURE.num_params}
+    assert "loading the model takes 122 GB" in refused.says
+    assert "set runtime.num_trainer_ranks to 2 or more" in refused.says
+    two = machine_verdict(MIXTURE, small, 2)
+    assert two is not None
+    assert two.fits
+
+
+def test_ranks_without_devices_keep_their_shards_in_the_machine():
+    cores = Pool("p", "cpu", 4, host_memory_bytes=100 * 10**9)
+    verdict = machine_verdict(DENSE, cores, 4, on_host=True)
+    assert verdict is not None
+    assert verdict.needed == {
+        "shards": 4 * DENSE.num_params,
+        "exporting": 2 * DENSE.num_params,
+    }
