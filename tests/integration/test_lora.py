@@ -255,6 +255,33 @@ def test_the_reference_is_the_policy_with_the_adapters_rl_began_with(model_path,
         assert kl == pytest.approx(as_second_model, rel=1e-4, abs=1e-6)
 
 
+def test_a_new_model_is_warmed_up_whole_and_is_then_the_base_of_the_adapters(tmp_path):
+    path = save_model(tmp_path / "model")
+    made = load_model(path)
+    later = {"warms_whole": True}
+    trainer = adapted(path, beside=later, sync="adapter", channel=end("shared-memory", tmp_path))
+    for _ in range(2):
+        trainer.supervise(make_groups(1)[0].samples, lr=1e-2)
+    trainer.publish(-1)  # as the checks of a warm start do
+    sent = dict(trainer._channel.fetch(-1))
+    assert all(not torch.equal(sent[name], p) for name, p in made.named_parameters())
+    warmed = logprobs(trainer)
+    trainer.begin_adapters()
+    assert torch.equal(logprobs(trainer), warmed)
+    base = dict(load_model(path).named_parameters())
+    assert all(torch.equal(base[name], tensor) for name, tensor in sent.items())
+    trainer.train_batch(make_groups(seed=1), 0)
+    assert {n for n, _ in trainer._channel.fetch(trainer.publish(1).policy_version)} == set(
+        trainer._weights.now()
+    )
+    trainer.save(str(tmp_path / "saved"), policy_version=1)
+    want = trainer.train_batch(make_groups(seed=2), 1)[0].metrics["loss"]
+    trainer.close()
+    again = adapted(path, beside=later, sync="adapter")  # one that was lost, or a resumed run's
+    assert again.load(str(tmp_path / "saved")) == (1, 1)
+    assert again.train_batch(make_groups(seed=2), 1)[0].metrics["loss"] == want
+
+
 def test_equal_runs_are_equal_bit_for_bit(model_path):
     runs = []
     for _ in range(2):
