@@ -360,6 +360,33 @@ def test_a_run_with_adapters_goes_on_and_its_model_can_be_evaluated(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_warms_a_new_model_whole_and_two_ranks_train_adapters_on_it(tmp_path):
+    """And one rank goes on from their checkpoint, on the base that the warm start made."""
+    config = bandit.run_config("lora", tmp_path, {}) | {
+        "model": bandit.MODEL,
+        "warm_start": {"until_success": 1.0, "max_train_steps": 6, "check_every": 3},
+        "lora": {"rank": 8, "sync": "adapter"},
+        "runtime": {"env_processes": 0, "num_trainer_ranks": 2},
+        "evaluation": {"split": "test", "tasks": 8, "greedy": False},
+        "checkpoint": {"every_batches": 1},
+        "stop": {"batches": 2},
+    }
+    run_dir = Path(bandit.learn(config).report.run_dir)
+    base = dict(load_model(f"{run_dir}/model").named_parameters())
+    again = ["stop.batches=3", "runtime.num_trainer_ranks=1"]
+    on = launch(resolve_run(load_config(run_dir / "config.yaml", again)), resume=run_dir)
+    assert (on.ok, on.batches) == (True, 1)
+    assert audit(run_dir).ok
+    after = dict(load_model(f"{run_dir}/model-trained").named_parameters())
+    changed = {name.split(".")[-2] for name, p in after.items() if not torch.equal(p, base[name])}
+    assert changed == {f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert all(
+        torch.equal(p, base[n]) for n, p in load_model(f"{run_dir}/model").named_parameters()
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_adapters_learn(tmp_path):
     """By how much is the tiny model's affair: its frozen head bounds how sure it can become."""
