@@ -365,7 +365,7 @@ def test_a_run_warms_a_new_model_whole_and_two_ranks_train_adapters_on_it(tmp_pa
     """And one rank goes on from their checkpoint, on the base that the warm start made."""
     config = bandit.run_config("lora", tmp_path, {}) | {
         "model": bandit.MODEL,
-        "warm_start": {"until_success": 1.0, "max_train_steps": 6, "check_every": 3},
+        "warm_start": {"until_success": 0.3, "lr": 2e-3, "batch_size": 32, "check_every": 4},
         "lora": {"rank": 8, "sync": "adapter"},
         "runtime": {"env_processes": 0, "num_trainer_ranks": 2},
         "evaluation": {"split": "test", "tasks": 8, "greedy": False},
