@@ -19,6 +19,8 @@ class Beside:
 
     lora: LoRA | None = None
     """None: all of the policy is trained."""
+    warms_whole: bool = False
+    """Whether adapters begin with RL, on what a warm start has made of the whole policy."""
     critic: Critic | None = None
     """How extra modules are built and taught."""
     reference: Reference | None = None

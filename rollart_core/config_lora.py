@@ -17,6 +17,10 @@ from rollart_core.config_model import ModelPath, NewModel
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.problems import Problem
 
+NEW_MODEL_MATRICES = frozenset(
+    f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")
+)
+"""What the matrices of a new model's layers are called."""
 _OF_A_LAYER = re.compile(r"\.layers\.\d+\.(?:.+\.)?(\w+)\.weight$")
 _MOST_HEAD_BYTES = 100 * 2**20
 """A longer head is none; that is found when the file is loaded."""
@@ -29,15 +33,12 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
         return
     if find_spec("peft") is None:
         yield Problem(("lora",), "peft is missing: pip install 'rollart[lora]'")
-    if isinstance(config.model, NewModel):
+    if isinstance(config.model, NewModel) and config.warm_start is None:
         message = (
-            "a model that is made for this run has learned nothing that adapters could be put on; "
-            "train it whole first, and name its model-trained folder as model.path"
+            "a model that is made for this run has learned nothing that adapters could be put on: "
+            "add warm_start, which trains it whole before RL, or name a trained one as model.path"
         )
         yield Problem(("lora",), message)
-    if (num_ranks := config.runtime.num_trainer_ranks) > 1:
-        message = f"{num_ranks}: lora is trained on one rank; set it to 1, or remove lora"
-        yield Problem(("runtime", "num_trainer_ranks"), message)
     if config.critic and config.critic.backbone == "own":
         message = (
             "own: a second model that is trained whole takes all that lora saves; set it to "
@@ -47,13 +48,21 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
     if lora.sync == "adapter" and not engine.merges_adapters:
         message = f"adapter: {engine.id} takes whole weights only; use sync: merged"
         yield Problem(("lora", "sync"), message)
-    if lora.target_modules and isinstance(config.model, ModelPath):
-        there = layer_matrices(Path(config.model.path).expanduser())
-        unknown = sorted(set(lora.target_modules) - there)
-        if there and unknown:
-            message = f"{config.model.path} has no {', '.join(unknown)}; it has "
-            message += ", ".join(sorted(there))
-            yield Problem(("lora", "target_modules"), message)
+    name, there = _adaptable(config)
+    unknown = sorted(set(lora.target_modules or ()) - there)
+    if there and unknown:
+        message = f"{name} has no {', '.join(unknown)}; it has {', '.join(sorted(there))}"
+        yield Problem(("lora", "target_modules"), message)
+
+
+def _adaptable(config: RunConfig) -> tuple[str, frozenset[str]]:
+    """Return what to call the model, and what its matrices are called; nothing where unknown."""
+    if isinstance(config.model, NewModel):
+        return "a new model", NEW_MODEL_MATRICES
+    if isinstance(config.model, ModelPath):
+        folder = Path(config.model.path).expanduser()
+        return config.model.path, frozenset(layer_matrices(folder))
+    return "", frozenset()
 
 
 def layer_matrices(folder: Path) -> set[str]:

@@ -143,6 +143,7 @@ class ResolvedRun:
         config = self.config
         return Beside(
             lora=config.lora,
+            warms_whole=config.lora is not None and isinstance(config.model, NewModel),
             critic=config.critic,
             reference=config.reference,
             has_teacher=config.teacher is not None,

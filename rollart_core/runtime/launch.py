@@ -229,6 +229,8 @@ class _Launch:
         elif self._config.warm_start is not None:
             async with self._phase("warm start", "supervised steps on the oracle's episodes"):
                 await self._warm_start(runtime, router, trainer, model_path)
+                if self._run.beside.warms_whole:
+                    await trainer.call("begin_adapters")
         version = state.policy_version if state else 0
         await trainer.publish(version)
         await router.load_weights(version)

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rollart_core.config import LoRA
 from rollart_core.config import Trainer as TrainerConfig
 from rollart_core.config_beside import ALONE, Beside, check_beside
 from rollart_core.contracts.algorithm import Algorithm
@@ -31,7 +32,7 @@ from rollart_core.train.extras import ExtraModules
 from rollart_core.train.kernels import TorchOps
 from rollart_core.train.loading import load_model as load_model
 from rollart_core.train.loading import load_on_device
-from rollart_core.train.lora import trained_weights
+from rollart_core.train.lora import put_adapters, trained_weights
 from rollart_core.train.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.train.native import native_ops
 from rollart_core.train.optimizer import GuardedAdamW, UpdateOutcome
@@ -92,17 +93,24 @@ class Trainer:
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = _device(device)
         self._model_path = model_path
-        self._model = self._load(recompute=config.activation_checkpointing)
-        self._weights = trained_weights(self._model, beside.lora, model_path)
-        self._policy = self._make_policy(self._model, temperature)
+        self._temperature = temperature
+        self._beside = beside
+        self._shaper = RewardShaper.of(beside.shapings)
+        self._adapts_later = beside.warms_whole
+        self._take_model(None if self._adapts_later else beside.lora)
+
+    def _take_model(self, lora: LoRA | None) -> None:
+        """Load the model, and begin anew with all that depends on it."""
+        beside = self._beside
+        self._model = self._load(recompute=self._config.activation_checkpointing, lora=lora)
+        self._weights = trained_weights(self._model, lora, self._model_path)
+        self._policy = self._make_policy(self._model, self._temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
-        self._beside = beside
         self._reference = Reference(
             self._policy, self._weights, load=self._load_other, named=beside.reference
         )
         self._extras = self._new_extras()
-        self._shaper = RewardShaper.of(beside.shapings)
 
     @property
     def train_step(self) -> int:
@@ -206,6 +214,16 @@ class Trainer:
                     pass
         return publication
 
+    def begin_adapters(self) -> None:
+        """End a warm start of the whole model, and put adapters on what it has made.
+
+        That takes the place of the model in its folder: there engines, and a trainer that goes on
+        from a checkpoint, find the base.
+        """
+        self.export_hf(self._model_path, self._model_path)
+        self._adapts_later = False
+        self._take_model(self._beside.lora)
+
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
         """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
         if "ref_logprobs" in self._algorithm.requires:
@@ -222,6 +240,9 @@ class Trainer:
         Raises:
             ConfigError: When ``path`` holds no checkpoint, or one of another model.
         """
+        if self._adapts_later:  # what RL begins with is in the model's folder now
+            self._adapts_later = False
+            self._take_model(self._beside.lora)
         if "ref_logprobs" in self._algorithm.requires:
             self._reference.begin()
         state = self._state(0)
@@ -401,7 +422,7 @@ class Trainer:
 
     def _load_other(self, path: str | None) -> Policy:
         """Return another model as a policy; None: that of the run, as it lies in its files."""
-        return self._make_policy(self._load(path), self._policy.temperature)
+        return self._make_policy(self._load(path), self._temperature)
 
     def _new_extras(self) -> ExtraModules | None:
         """Return the extra modules of the algorithm; None when it has none.
@@ -424,8 +445,12 @@ class Trainer:
             heads, beside.critic, self._config, policy=self._policy, backbone=backbone
         )
 
-    def _load(self, path: str | None = None, *, recompute: bool = False) -> torch.nn.Module:
+    def _load(
+        self, path: str | None = None, *, recompute: bool = False, lora: LoRA | None = None
+    ) -> torch.nn.Module:
         def prepare(model: torch.nn.Module) -> None:
+            if lora is not None:
+                put_adapters(model, lora, self._model_path)
             if recompute:
                 recompute_activations(model)
 

@@ -255,6 +255,33 @@ def test_the_reference_is_the_policy_with_the_adapters_rl_began_with(model_path,
         assert kl == pytest.approx(as_second_model, rel=1e-4, abs=1e-6)
 
 
+def test_a_new_model_is_warmed_up_whole_and_is_then_the_base_of_the_adapters(tmp_path):
+    path = save_model(tmp_path / "model")
+    made = load_model(path)
+    later = {"warms_whole": True}
+    trainer = adapted(path, beside=later, sync="adapter", channel=end("shared-memory", tmp_path))
+    for _ in range(2):
+        trainer.supervise(make_groups(1)[0].samples, lr=1e-2)
+    trainer.publish(-1)  # as the checks of a warm start do
+    sent = dict(trainer._channel.fetch(-1))
+    assert all(not torch.equal(sent[name], p) for name, p in made.named_parameters())
+    warmed = logprobs(trainer)
+    trainer.begin_adapters()
+    assert torch.equal(logprobs(trainer), warmed)
+    base = dict(load_model(path).named_parameters())
+    assert all(torch.equal(base[name], tensor) for name, tensor in sent.items())
+    trainer.train_batch(make_groups(seed=1), 0)
+    assert {n for n, _ in trainer._channel.fetch(trainer.publish(1).policy_version)} == set(
+        trainer._weights.now()
+    )
+    trainer.save(str(tmp_path / "saved"), policy_version=1)
+    want = trainer.train_batch(make_groups(seed=2), 1)[0].metrics["loss"]
+    trainer.close()
+    again = adapted(path, beside=later, sync="adapter")  # one that was lost, or a resumed run's
+    assert again.load(str(tmp_path / "saved")) == (1, 1)
+    assert again.train_batch(make_groups(seed=2), 1)[0].metrics["loss"] == want
+
+
 def test_equal_runs_are_equal_bit_for_bit(model_path):
     runs = []
     for _ in range(2):
@@ -330,6 +357,33 @@ def test_a_run_with_adapters_goes_on_and_its_model_can_be_evaluated(tmp_path):
     words = ["eval", str(run_dir), "evaluation.tasks=4", f"runs_dir={tmp_path}"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     subprocess.run([sys.executable, "-c", START, *words], check=True, timeout=200, env=environ)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_warms_a_new_model_whole_and_two_ranks_train_adapters_on_it(tmp_path):
+    """And one rank goes on from their checkpoint, on the base that the warm start made."""
+    config = bandit.run_config("lora", tmp_path, {}) | {
+        "model": bandit.MODEL,
+        "warm_start": {"until_success": 0.3, "lr": 2e-3, "batch_size": 32, "check_every": 4},
+        "lora": {"rank": 8, "sync": "adapter"},
+        "runtime": {"env_processes": 0, "num_trainer_ranks": 2},
+        "evaluation": {"split": "test", "tasks": 8, "greedy": False},
+        "checkpoint": {"every_batches": 1},
+        "stop": {"batches": 2},
+    }
+    run_dir = Path(bandit.learn(config).report.run_dir)
+    base = dict(load_model(f"{run_dir}/model").named_parameters())
+    again = ["stop.batches=3", "runtime.num_trainer_ranks=1"]
+    on = launch(resolve_run(load_config(run_dir / "config.yaml", again)), resume=run_dir)
+    assert (on.ok, on.batches) == (True, 1)
+    assert audit(run_dir).ok
+    after = dict(load_model(f"{run_dir}/model-trained").named_parameters())
+    changed = {name.split(".")[-2] for name, p in after.items() if not torch.equal(p, base[name])}
+    assert changed == {f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert all(
+        torch.equal(p, base[n]) for n, p in load_model(f"{run_dir}/model").named_parameters()
+    )
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from rollart_core.config_load import load_config
 from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedRun, resolve_run
 
+NEW = ("model={kind: new}", "warm_start={until_success: 0.5}")
 Resolve = Callable[..., ResolvedRun]
 
 
@@ -62,11 +63,24 @@ def test_adapters_travel_to_the_trainer_and_are_on_record(resolve):
     assert resolve("engine=vllm", "engine.base_url=http://127.0.0.1:9/v1").beside.lora
 
 
+def test_a_warm_start_of_a_new_model_is_whole_and_adapters_begin_with_rl(resolve):
+    assert resolve(*NEW).beside.warms_whole
+    assert not resolve(*NEW, "lora=null").beside.warms_whole
+    assert not resolve(NEW[1]).beside.warms_whole  # the base is a trained model's
+
+
+def test_several_ranks_may_train_adapters(resolve):
+    assert resolve("runtime.num_trainer_ranks=2").beside.lora
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["model={kind: new}"], "lora: a model that is made for this run has learned nothing"),
-        (["runtime.num_trainer_ranks=2"], "runtime.num_trainer_ranks: 2: lora is trained on one"),
+        (
+            [*NEW, "lora.target_modules=[q_proj, qkv_proj]"],
+            "lora.target_modules: a new model has no qkv_proj; it has down_proj, gate_proj, k_proj",
+        ),
         (["algorithm=ppo", "critic.backbone=own"], "critic.backbone: own: a second model"),
         (["engine=sglang", "lora.sync=adapter"], "lora.sync: adapter: rollart/SGLang-v1 takes w"),
         (
