@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rollart_core.config import LoRA
 from rollart_core.config import Trainer as TrainerConfig
 from rollart_core.config_beside import ALONE, Beside, check_beside
+from rollart_core.config_training import LoRA
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import BatchRefused
