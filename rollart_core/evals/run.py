@@ -37,7 +37,7 @@ from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.types import Task, Ticket, Trajectory
 
 NO_ORACLE = "it has no oracle()"
-OWNS_ITS_LOOP = "its program owns its loop, in which no baseline can act"
+NO_SOLUTION = "it has no solve()"
 
 
 def run_evaluation(
@@ -108,10 +108,9 @@ class _Evaluation:
         envs = await runtime.start_envs()
         await self._envs.count_tasks(envs)
         for env in self._run.envs:
-            if self._envs.is_agent(env.name):
-                self._lacks[env.name] = OWNS_ITS_LOOP
-            elif "oracle" in self._plan.columns and not await self._envs.has_oracle(env, envs):
-                self._lacks[env.name] = NO_ORACLE
+            if "oracle" in self._plan.columns and not await self._envs.has_oracle(env, envs):
+                is_agent = self._envs.is_agent(env.name)
+                self._lacks[env.name] = NO_SOLUTION if is_agent else NO_ORACLE
         self._played = [
             self._cell(column, number, env.name)
             for column in self._plan.columns
@@ -142,9 +141,8 @@ class _Evaluation:
 
     def _cell(self, column: str, number: int, env: str) -> _Played:
         cell = _Played(column, env, deque(maxlen=self._config.failures.window))
-        lacks = self._lacks.get(env, "")
-        if column == "oracle" or (column in BASELINES and lacks == OWNS_ITS_LOOP):
-            cell.why = lacks
+        if column == "oracle":
+            cell.why = self._lacks.get(env, "")
         if not cell.why:
             quota, attempts = self._plan.quotas[env], self._plan.attempts(column, env)
             tasks = self._envs.held_out(env, quota.tasks)

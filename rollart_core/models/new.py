@@ -103,7 +103,8 @@ _PRE_TOKEN = "|".join(
 ASCII_PIECES = r" ?\[[A-Z]{2,}\] ?|(?:(?<=\w) )?\w+|[\[\]]|[^\w\[\]]+"
 """Python's regex for the pieces of an ASCII text that are tokenized each for itself: it cuts where
 the pre-tokenizer does, with the space between two words at the head of the second."""
-_MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+"""Of the bytes and special tokens."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, tools: bool = False) -> Tokenizer:
@@ -119,10 +120,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, tools: bool = Fals
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    if vocab_size < _MIN_VOCAB_SIZE:
-        raise ConfigError(
-            f"model.vocab_size: {vocab_size} given, at least {_MIN_VOCAB_SIZE} needed"
-        )
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ConfigError(f"model.vocab_size: {vocab_size} given, at least {MIN_VOCAB_SIZE} needed")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(
         [

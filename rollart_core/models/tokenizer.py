@@ -193,6 +193,15 @@ def load_tokenizer(path: str | Path) -> ChatTokenizer:
     return _from_transformers(str(path))
 
 
+def byte_tokenizer() -> ChatTokenizer:
+    """Return a tokenizer of single bytes with a plain chat template, for talk without a model."""
+    from rollart_core.models import new
+
+    backend = new.train_tokenizer((), new.MIN_VOCAB_SIZE + len(new.TOOL_TOKENS), tools=True)
+    settings = _Settings(new.TOOL_CHAT_TEMPLATE, {"eos_token": new.END}, None)
+    return _from_backend(backend, settings, "bytes")
+
+
 def _from_folder(folder: Path) -> ChatTokenizer:
     from tokenizers import Tokenizer
 

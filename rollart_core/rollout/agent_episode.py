@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rollart_core.contracts.agent import AgentResult, Endpoint, Recorded
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -27,7 +27,7 @@ from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.types import Failure, Status, Ticket, Trajectory, Turn
+from rollart_core.types import Failure, Message, Sample, Status, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
     from rollart_core.rollout.gateway import Gateway
@@ -45,11 +45,14 @@ class AgentParts:
 
     env: EnvRef
     envs: EnvPool
-    gateway: Gateway
+    gateway: Gateway | None
+    """None where no program runs."""
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
     limits: EpisodeLimits
     model: str = "policy"
     """What programs are to call the model."""
+    acts: Literal["program", "expert", "nobody"] = "program"
+    """Who does the task: for baselines its own ``solve``, or nobody, before it is judged."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,14 @@ class _Record:
     @property
     def turns(self) -> tuple[Turn, ...]:
         return tuple(self.seat.turns) if self.seat else ()
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return self.seat.samples() if self.seat else ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.seat.messages if self.seat else ()
 
     @property
     def truncated(self) -> bool:
@@ -108,7 +119,6 @@ async def run_agent_episode(
         if on_cancel is not None:
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
         raise
-    assert record.seat is not None
     status: Status = "truncated" if record.truncated else "finished"
     turns = record.turns
     if turns:
@@ -116,7 +126,7 @@ async def run_agent_episode(
     return Trajectory(
         ticket,
         status,
-        samples=record.seat.samples(),
+        samples=record.samples,
         turns=turns,
         reward=scored.value,
         score=result.reward,
@@ -138,6 +148,12 @@ async def _play(
     limits = parts.limits
     async with parts.envs.episode(episode_id, limits.timeouts) as episode:
         await episode.prepare(parts.env, ticket)
+        if parts.acts == "expert":
+            await episode.solve(timeout_s=limits.episode_s)
+        if parts.acts != "program":
+            record.result = await episode.finish(Recorded())
+            return record.result
+        assert parts.gateway is not None, "a program has somebody to ask"
         endpoint = parts.gateway.episode(
             ticket, limits, start_version=start_version, temperature=temperature
         )
@@ -202,14 +218,13 @@ async def _waiting(event: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
 
 
 def _request(ticket: Ticket, record: _Record, result: AgentResult) -> RewardRequest:
-    assert record.seat is not None
     turns = record.turns
     return RewardRequest(
         ticket_id=ticket.ticket_id,
         env_id=ticket.task.env_id,
         split=ticket.task.split,
         task_index=ticket.task.index,
-        messages=record.seat.messages,
+        messages=record.messages,
         env_return=result.reward,
         success=result.success,
         components=result.components,

@@ -15,13 +15,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from rollart_core.contracts.agent import (
     AgentResult,
     AgentStart,
     AgentTask,
     Endpoint,
+    HasSolution,
     Recorded,
 )
 from rollart_core.errors import EnvironmentFailure
@@ -50,6 +51,11 @@ class AgentHost:
         self._is_given_up = False
 
     @property
+    def can_solve(self) -> bool:
+        """Whether the task knows how it is done."""
+        return callable(getattr(self._task, "solve", None))
+
+    @property
     def hangs(self) -> bool:
         """True while it blocks its thread after it was told to end."""
         return self._is_given_up and self._thread.is_alive()
@@ -75,6 +81,17 @@ class AgentHost:
                 raise
         finally:
             self._program = None
+
+    async def solve(self) -> None:
+        """Do what an expert would, in place of the program.
+
+        Raises:
+            TypeError: When the task does not know how it is done.
+        """
+        if not self.can_solve:
+            raise TypeError(f"{type(self._task).__name__} has no solve()")
+        task = cast("HasSolution", self._task)
+        await self._await(task.solve)
 
     async def stop(self) -> None:
         """End the program, if it runs, and wait for its end.

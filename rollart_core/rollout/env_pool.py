@@ -108,6 +108,10 @@ class EnvEpisode:
         """Run the agent's program to its end, or until it is stopped."""
         await self._call("run", endpoint, timeout_s=timeout_s)
 
+    async def solve(self, *, timeout_s: float) -> None:
+        """Do what an expert would in place of the agent's program."""
+        await self._call("solve", timeout_s=timeout_s)
+
     async def stop(self, *, timeout_s: float) -> None:
         """End the agent's program; ``run`` returns."""
         async with TimeLimit("agent.stop", timeout_s):

@@ -160,6 +160,8 @@ class EnvWorker:
         """Return whether an environment has an expert."""
         seat = await self._seat(env)
         self._idle.setdefault(seat.key, []).append(seat)
+        if seat.agent is not None:
+            return seat.agent.can_solve
         return callable(getattr(seat.env, "oracle", None))
 
     async def prepare(
@@ -197,6 +199,17 @@ class EnvWorker:
         async with TimeLimit("agent.run", timeout_s):
             with boundary(EnvironmentFailure, "agent.run"):
                 await self._agent(episode_id, "agent.run").run(endpoint)
+
+    async def solve(self, episode_id: str, *, timeout_s: float) -> None:
+        """Do what an expert would in place of an episode's program.
+
+        Raises:
+            EnvironmentFailure: When the task has no ``solve()``, or it raised.
+            DeadlineFailure: After ``timeout_s``.
+        """
+        async with TimeLimit("agent.solve", timeout_s):
+            with boundary(EnvironmentFailure, "agent.solve"):
+                await self._agent(episode_id, "agent.solve").solve()
 
     async def stop(self, episode_id: str) -> None:
         """End the program of an episode; its ``run`` returns.

@@ -6,12 +6,15 @@ Never: listens before it is opened, or past ``close``; a run without agents has 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from rollart_core.config import RunConfig
 from rollart_core.resolve import ResolvedEnv
 from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.rollout.baseline import BaselineName, DrawsWords
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, Generator
@@ -21,6 +24,9 @@ from rollart_core.types import Ticket, Trajectory
 if TYPE_CHECKING:
     from rollart_core.rollout.gateway import Gateway
 
+_BYTES_A_TOKEN: Final = 8
+"""Of a page: more than tokenizers of models come to, so that no page is too long for a draw."""
+
 
 class RunAgents:
     """See the module.
@@ -28,15 +34,18 @@ class RunAgents:
     Args:
         config: The run's config.
         workers: The env workers of the run.
-        engine: Who generates.
+        engine: Who generates; None: nobody does, and only baselines can play.
         model_path: Where the tokenizer lies.
     """
 
     def __init__(
-        self, config: RunConfig, workers: EnvPool, engine: Generator, model_path: str
+        self, config: RunConfig, workers: EnvPool, engine: Generator | None, model_path: str
     ) -> None:
+        self._config = config
         self._workers = workers
-        self._gateway = _gateway(config, engine, model_path)
+        self._gateway = _gateway(config, engine, model_path) if engine else None
+        self._drawing: Gateway | None = None
+        self._opens = asyncio.Lock()
         self._parts: dict[str, AgentParts] = {}
 
     def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits, score: Scorer) -> None:
@@ -47,7 +56,6 @@ class RunAgents:
             gateway=self._gateway,
             score=score,
             limits=limits,
-            model=self._gateway.settings.model,
         )
 
     async def open(self) -> None:
@@ -56,11 +64,14 @@ class RunAgents:
         Raises:
             ConfigError: When aiohttp is missing, or the address is taken.
         """
-        await self._gateway.start()
+        if self._gateway is not None:
+            await self._gateway.start()
 
     async def close(self) -> None:
         """Stop listening; may be called twice."""
-        await self._gateway.close()
+        for gateway in (self._gateway, self._drawing):
+            if gateway is not None:
+                await gateway.close()
 
     def has(self, name: str) -> bool:
         """Whether an environment of the run is an agent."""
@@ -79,6 +90,36 @@ class RunAgents:
         return await run_agent_episode(
             ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
         )
+
+    async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
+        """Have a baseline execute a ticket of an agent.
+
+        Raises:
+            ConfigError: When aiohttp is missing, which its program is answered with.
+        """
+        parts = self._parts[ticket.task.env_id]
+        if name == "random":
+            parts = replace(parts, gateway=await self._answers_at_random())
+        else:
+            parts = replace(parts, acts="expert" if name == "oracle" else "nobody")
+        return await run_agent_episode(ticket, 0, parts)
+
+    async def _answers_at_random(self) -> Gateway:
+        async with self._opens:
+            if self._drawing is None:
+                self._drawing = _drawing_gateway(self._config)
+                await self._drawing.start()
+            return self._drawing
+
+
+def _drawing_gateway(config: RunConfig) -> Gateway:
+    from rollart_core.models.tokenizer import byte_tokenizer
+    from rollart_core.rollout.gateway import Gateway, GatewaySettings
+
+    tokenizer = byte_tokenizer()
+    most = _BYTES_A_TOKEN * config.rollout.max_context_tokens
+    settings = GatewaySettings(max_context_tokens=most, seed=config.seed, host=config.gateway.host)
+    return Gateway(DrawsWords(tokenizer), tokenizer, settings)
 
 
 def _gateway(config: RunConfig, engine: Generator, model_path: str) -> Gateway:

@@ -123,13 +123,12 @@ class RunEnvs:
         """
         talk = self._talk(model_path) if engine else (TextConversation, ())
         new_conversation, stop_token_ids = talk
-        if self._agent_names and engine:
+        if self._agent_names:
             self._agents = RunAgents(self._run.config, workers, engine, model_path)
         for env in self._envs:
             score = self.scoring.scorer(env.reward)
             if env.name in self._agent_names:
-                if self._agents is None:
-                    continue
+                assert self._agents is not None
                 self._agents.add(env, env_ref(env), self._limits(env), score)
                 continue
             self._parts[env.name] = EpisodeParts(
@@ -194,7 +193,9 @@ class RunEnvs:
         )
 
     async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
-        """Have a baseline execute a ticket, in an environment that steps."""
+        """Have a baseline execute a ticket, whether its environment steps or owns its loop."""
+        if self._agents and self._agents.has(ticket.task.env_id):
+            return await self._agents.play_baseline(ticket, name)
         parts = replace(
             self._parts[ticket.task.env_id],
             engine=NobodyGenerates(),

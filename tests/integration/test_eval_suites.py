@@ -249,3 +249,43 @@ def test_what_decides_about_figures_cannot_change_in_the_middle(rollart_eval: Ev
     assert rollart_eval(*asked)[0] == 0
     code, _, err = rollart_eval("--resume", "e", "seed=3")
     assert (code, "seed=3 would change what was begun" in err) == (1, True)
+
+
+def test_baselines_play_agents(rollart_eval: Eval, tmp_path: Path) -> None:
+    """In the place of their program, but for what draws: that one it is answered by."""
+    agent = '  - {id: "rollart_core.testing.agents:FakeAgent", name: agent, options: {turns: 2}}\n'
+    (tmp_path / "suite.yaml").write_text(SUITE + agent)
+    baselines = [f"--baseline={name}" for name in ("noop", "oracle", "random")]
+    code, out, err = rollart_eval("suite.yaml", *baselines, "--json", "attempts=2", "tasks=8")
+    assert code == 0, err
+    report = json.loads(out)
+    cells = cells_of(report)
+    oracle, noop, drawn = (cells["agent", c] for c in ("oracle", "noop", "random"))
+    assert (oracle["success"]["mean"], oracle["episodes"], oracle["mean_turns"]) == (1, 8, 0)
+    assert (noop["success"]["mean"], noop["episodes"], noop["mean_turns"]) == (0, 8, 0)
+    assert (drawn["episodes"], drawn["mean_turns"], drawn["failed"]) == (16, 2, 0)
+    assert 0 <= drawn["score"]["mean"] < 1
+    lines = lines_of(Path(report["run_dir"]))
+    words = [turn["action"] for e in lines if e["column"] == "random" for turn in e["turns"]]
+    assert len(set(words)) > 4, "they are drawn"
+    again = rollart_eval("suite.yaml", *baselines, "--json", "attempts=2", "tasks=8")[1]
+    assert cells_of(json.loads(again))["agent", "random"]["score"] == drawn["score"]
+
+
+def test_an_agent_that_cannot_be_solved_has_no_oracle(
+    rollart_eval: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mute_agent.py").write_text(
+        "from rollart_core.testing.agents import FakeAgent\n"
+        "class Mute(FakeAgent):\n"
+        "    solve = None\n"
+    )
+    suite = 'suite: one\ntasks: 2\nenvs:\n  - {id: "mute_agent:Mute", name: mute}\n'
+    (tmp_path / "suite.yaml").write_text(suite)
+    code, out, err = rollart_eval("suite.yaml", "--baseline=oracle", "--baseline=noop", "--json")
+    assert code == 0, err
+    cells = cells_of(json.loads(out))
+    assert cells["mute", "oracle"]["success"] is None
+    assert "solve()" in cells["mute", "oracle"]["why"]
+    assert cells["mute", "noop"]["success"]["mean"] == 0
