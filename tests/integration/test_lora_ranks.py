@@ -10,8 +10,8 @@ from small_models import make_groups, make_trainer, save_model
 from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config import LoRA
 from rollart_core.config_beside import Beside
+from rollart_core.config_training import LoRA
 from rollart_core.models import lora
 from rollart_core.train.loading import load_model
 from rollart_core.train.report import TrainStepReport
