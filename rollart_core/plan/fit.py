@@ -7,7 +7,7 @@ Never: chooses; :mod:`rollart_core.plan.solve` does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Pool, Role
@@ -98,8 +98,7 @@ def fit(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
     Raises:
         ValueError: When something of the run fits no pool; says what, and what would mend it.
     """
-    usable = sorted(filled(usable_pools(pools)), key=lambda pool: pool.name)
-    model = demand.model or NOMINAL
+    usable, model = _considered(pools, demand)
     engines = _engine_pools(usable)
     _check_engines(model, engines, demand)
     ways = _all_ways(model, engines, workloads, demand)
@@ -124,8 +123,7 @@ def everywhere(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand:
     Raises:
         ValueError: When there is no pool, or nothing is known of one.
     """
-    usable = sorted(filled(usable_pools(pools)), key=lambda pool: pool.name)
-    model = demand.model or NOMINAL
+    usable, model = _considered(pools, demand)
     names = tuple(pool.name for pool in usable)
     computing = [pool for pool in usable if not is_serverless(pool)]
     _check_engines(model, computing, demand)
@@ -200,6 +198,14 @@ def _engine_pools(pools: Sequence[Pool]) -> list[Pool]:
         )
     chosen = [pool for pool in able if not is_cpu(pool) or "engines" in pool.roles]
     return chosen or able
+
+
+def _considered(pools: Sequence[Pool], demand: Demand) -> tuple[list[Pool], ModelShape]:
+    """Return the pools by name, and the model; no pool is too small for one that is not known."""
+    usable = sorted(filled(usable_pools(pools)), key=lambda pool: pool.name)
+    if demand.model is None:
+        return [replace(pool, memory_bytes=0) for pool in usable], NOMINAL
+    return usable, demand.model
 
 
 def _env_pools(pools: Sequence[Pool]) -> list[Pool]:

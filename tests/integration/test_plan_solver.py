@@ -268,6 +268,16 @@ def test_what_fits_nowhere_is_said_in_a_line(pools, demand, says):
     assert "\n" not in str(e.value)
 
 
+def test_no_pool_is_too_small_for_a_model_that_is_not_known():
+    """A hub id that is not there yet, or a folder whose absence another line tells of."""
+    small = [Pool("a", "cpu", 4, memory_bytes=4e9, roles=("engines", "trainer")), POOLS[3]]
+    with pytest.raises(ValueError, match="takes 121"):
+        fastest(ENVS, small, Demand(model=MODEL))
+    placement = fastest(ENVS, small, Demand())
+    assert placement.trainer == "a"
+    assert placement.engines == {env_id: {"a": 1.0} for env_id in ENVS}
+
+
 def test_a_placement_on_a_pool_that_is_not_there():
     placement = Placement(
         envs=dict.fromkeys(ENVS, "cpus"),
