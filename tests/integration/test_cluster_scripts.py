@@ -182,3 +182,23 @@ def test_a_slurm_job_starts_its_cluster_and_joins_it(
     )
     assert short.returncode == 1
     assert "KINDS has 1 words, and the job 2 nodes" in short.stderr
+
+
+def test_the_mission_says_what_its_command_says_and_takes_all_of_it_down(
+    environment: dict[str, str], repo_root: Path
+) -> None:
+    """Three nodes and the head answer the command; its exit code is the scripts'."""
+    before = set(Path("/tmp").glob("rollart-nodes-*"))
+    count = "import ray, sys; ray.init('auto', log_to_driver=False); sys.exit(len(ray.nodes()))"
+    mission = repo_root / "examples/mission"
+    done = subprocess.run(
+        [str(mission / "engines"), str(mission / "nodes"), sys.executable, "-c", count],
+        env=environment
+        | {"MISSION_DOCKER_HOSTS": "unix:///a,unix:///b", "MISSION_PYTHON": sys.executable}
+        | {"MISSION_PORT": environment["PORT"]},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 4, done.stdout[-3000:] + done.stderr[-3000:]
+    assert set(Path("/tmp").glob("rollart-nodes-*")) == before
