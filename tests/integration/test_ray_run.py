@@ -225,7 +225,7 @@ def test_all_that_cluster_and_nodes_lack_is_one_error(
         patch.setattr(ray_nodes, "ask_what_is_missing", lambda *of: lambda: ["command: not here"])
         with pytest.raises(ConfigError) as told:
             launch(small_run(tmp_path, **on_ray))
-    assert ": engine embedded: command: not here" in str(told.value)
+    assert ": engine rollart/Embedded-v1: command: not here" in str(told.value)
     assert "set runs_dir to" in str(told.value)
     assert "cannot write to /dev/shm" in str(told.value)
 
