@@ -139,6 +139,13 @@ class AttackedRun:
         names = [str(json.loads(event.payload)["part"]) for event in events]
         return sum(name.partition("-")[0] == role for name in names)
 
+    def _num_parts(self, pids: Sequence[int]) -> int:
+        """Return how many parts these processes are: a server has several."""
+        assert self.run_dir is not None
+        return sum(
+            not set(pids).isdisjoint(own) for own in self.watched.parts(self.run_dir).values()
+        )
+
     def _num_lives(self) -> int:
         """Return how often the run went back to a checkpoint."""
         with self._journal() as journal:
@@ -161,14 +168,19 @@ class AttackedRun:
     def _attack(self, kill: Kill) -> None:
         lost = self._victims(kill)
         before, lives = self.trained(), self._num_lives()
-        wanted = {role: self._num_back(role) + len(lost[role]) for role in BACK_IN_JOURNAL}
+        wanted = {
+            role: self._num_back(role) + self._num_parts(lost[role]) for role in BACK_IN_JOURNAL
+        }
         at = time.monotonic()
         self._kill(kill, lost)
         what = f"recover from the loss of its {kill.kind}"
-        self._wait(lambda: all(self._num_back(role) >= n for role, n in wanted.items()), what)
+        signs = [lambda: all(self._num_back(role) >= n for role, n in wanted.items())]
         if kill.kind == CONTROLLER or lost["trainer"]:
-            self._wait(lambda: self._num_lives() > lives, what)
-        self._wait(lambda: self.trained() > before, what)
+            signs.append(lambda: self._num_lives() > lives)
+        signs.append(lambda: self.trained() > before)
+        if not all(self._wait(sign, what) for sign in signs):
+            tell(f"after train_step {before}: {kill.kind} killed, not back when the run ended")
+            return  # no recovery: this one will be missing
         took = time.monotonic() - at
         self.recoveries.append(Recovery(kill.kind, took))
         tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
@@ -246,19 +258,22 @@ class AttackedRun:
     def _log_of(self, start: int) -> Path:
         return self.runs_dir.parent / f"driver-{start}.log"
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for something of the run.
+    def _wait(self, done: Callable[[], bool], what: str) -> bool:
+        """Wait for something of the run; False when the run came to its end before.
 
         Raises:
             RollartError: When it takes too long, or the run ended in disorder.
         """
         until = time.monotonic() + self.limit_s
-        while not done() and not self._ended():
+        while not done():
+            if self._ended():
+                return done()
             if time.monotonic() > until:
                 raise RollartError(
                     f"the run did not {what} within {self.limit_s:g} s: {self._tail()}"
                 )
             time.sleep(POLL_S)
+        return True
 
     def _ended(self) -> bool:
         """Tell whether the run has come to its end.
