@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from rollart_core.config import RunConfig
+from rollart_core.models.tokenizer import byte_tokenizer, load_tokenizer
 from rollart_core.resolve import ResolvedEnv
 from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
 from rollart_core.rollout.baseline import BaselineName, DrawsWords
@@ -22,6 +23,7 @@ from rollart_core.scoring.room import Scorer
 from rollart_core.types import Ticket, Trajectory
 
 if TYPE_CHECKING:
+    from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_core.rollout.gateway import Gateway
 
 _BYTES_A_TOKEN: Final = 8
@@ -43,7 +45,10 @@ class RunAgents:
     ) -> None:
         self._config = config
         self._workers = workers
-        self._gateway = _gateway(config, engine, model_path) if engine else None
+        self._gateway: Gateway | None = None
+        if engine:
+            tokenizer = load_tokenizer(model_path)
+            self._gateway = _gateway(config, engine, tokenizer, port=config.gateway.port)
         self._drawing: Gateway | None = None
         self._opens = asyncio.Lock()
         self._parts: dict[str, AgentParts] = {}
@@ -107,29 +112,28 @@ class RunAgents:
     async def _answers_at_random(self) -> Gateway:
         async with self._opens:
             if self._drawing is None:
-                self._drawing = _drawing_gateway(self._config)
+                tokenizer = byte_tokenizer()
+                draws = DrawsWords(tokenizer)
+                self._drawing = _gateway(self._config, draws, tokenizer, tokens_more=_BYTES_A_TOKEN)
                 await self._drawing.start()
             return self._drawing
 
 
-def _drawing_gateway(config: RunConfig) -> Gateway:
-    from rollart_core.models.tokenizer import byte_tokenizer
-    from rollart_core.rollout.gateway import Gateway, GatewaySettings
-
-    tokenizer = byte_tokenizer()
-    most = _BYTES_A_TOKEN * config.rollout.max_context_tokens
-    settings = GatewaySettings(max_context_tokens=most, seed=config.seed, host=config.gateway.host)
-    return Gateway(DrawsWords(tokenizer), tokenizer, settings)
-
-
-def _gateway(config: RunConfig, engine: Generator, model_path: str) -> Gateway:
-    from rollart_core.models.tokenizer import load_tokenizer
+def _gateway(
+    config: RunConfig,
+    engine: Generator,
+    tokenizer: ChatTokenizer,
+    *,
+    port: int = 0,
+    tokens_more: int = 1,
+) -> Gateway:
+    """Return a gateway of the run, not open yet, with ``tokens_more`` times its longest row."""
     from rollart_core.rollout.gateway import Gateway, GatewaySettings
 
     settings = GatewaySettings(
-        max_context_tokens=config.rollout.max_context_tokens,
+        max_context_tokens=tokens_more * config.rollout.max_context_tokens,
         seed=config.seed,
         host=config.gateway.host,
-        port=config.gateway.port,
+        port=port,
     )
-    return Gateway(engine, load_tokenizer(model_path), settings)
+    return Gateway(engine, tokenizer, settings)
