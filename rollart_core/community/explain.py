@@ -42,7 +42,11 @@ def _reason(error: Exception) -> str:
         case tuf.BadVersionNumberError():
             return f"older than what was seen here before, so it was rolled back ({said})"
         case tuf.UnsignedMetadataError():
-            return f"not signed by the keys that are trusted for it ({said})"
+            return (
+                f"not signed by the keys that are trusted for it ({said}): somebody changed it, or "
+                "its operator made it anew: then remove its folder in "
+                "~/.config/rollart/registries"
+            )
         case tuf.LengthOrHashMismatchError():
             return f"a file is not the one that was signed ({said})"
         case tuf.DownloadLengthMismatchError():
