@@ -77,7 +77,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: one kill of each kind in 30 train_steps; ``steps`` (200), ``kills`` of
+        options: ``short``: one kill of each kind in 60 train_steps; ``steps`` (200), ``kills`` of
             each kind (3), ``seed`` (0), ``runtime`` (``inline`` or ``ray``), ``kinds`` (all, or
             names with commas).
 
@@ -89,7 +89,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         RollartError: When a run did not come to its end.
     """
     short = bool(options.get("short"))
-    steps = int(str(options.get("steps", 30 if short else 200)))
+    steps = int(str(options.get("steps", 60 if short else 200)))
     kills = int(str(options.get("kills", 1 if short else 3)))
     seed = int(str(options.get("seed", 0)))
     runtime = str(options.get("runtime", "inline"))

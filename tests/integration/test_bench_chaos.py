@@ -104,7 +104,7 @@ def test_what_is_not_there_to_kill_is_refused(options: dict[str, str]):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_short_run_gets_through_one_kill_of_each_kind():
     rows = {str(row["case"]): row for row in chaos.run({"short": True})["rows"]}
     marks = {case: row["meets_mark"] for case, row in rows.items() if row["mark"] is not None}
