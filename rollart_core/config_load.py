@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rollart_core.config import AsyncRun, RunConfig, SyncRun
 from rollart_core.config_checks import consistency_problems
 from rollart_core.errors import ConfigError, first_line
+from rollart_core.near import no_such_file
 from rollart_core.problems import Problem, of_validation
 
 RECORD_KEY = "resolved_with"
@@ -98,7 +99,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as e:
-        raise ConfigError(f"{path}: there is no such file") from e
+        raise ConfigError(no_such_file(path)) from e
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: cannot be read: {first_line(str(e))}") from e
     try:

@@ -14,6 +14,7 @@ import typer
 
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.errors import UserError
+from rollart_core.near import no_run
 
 if TYPE_CHECKING:
     from rollart_core.engine.audit import AuditReport
@@ -35,7 +36,7 @@ def audit(
     from rollart_core.engine.audit import audit as audited
 
     if not (run_dir / "journal.db").is_file():
-        raise UserError(f"{run_dir} is no run directory: it has no journal.db")
+        raise UserError(no_run(run_dir))
     found = audited(run_dir)
     if as_json:
         print_json(found.as_dict())

@@ -16,6 +16,7 @@ from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
 from rollart_core.config_load import RECORD_KEY, read_yaml
 from rollart_core.errors import ConfigError
+from rollart_core.near import no_run
 from rollart_core.resolve import ResolvedRun
 
 INTERRUPTED = 130
@@ -82,7 +83,7 @@ def _arguments(
         raise ConfigError(f"--resume goes on with the run's own config, not with {files[0]}")
     path = resume / "config.yaml"
     if not path.is_file():
-        raise ConfigError(f"--resume {resume}: that is no run directory (it has no config.yaml)")
+        raise ConfigError(f"--resume: {no_run(resume, path.name)}")
     return path, given
 
 

@@ -28,6 +28,7 @@ from rollart_core.engine.tables import (
     TrajectoryRow,
 )
 from rollart_core.errors import JournalError
+from rollart_core.near import no_run
 from rollart_core.types import Task, Trajectory
 
 _Row = TypeVar("_Row", TicketRow, EventRow, MetricRow)
@@ -46,7 +47,7 @@ class JournalReader:
         self._run_dir = run_dir
         path = run_dir / FILE
         if not path.is_file():
-            raise JournalError(f"{run_dir} is no run directory: it has no {FILE}")
+            raise JournalError(no_run(run_dir))
         try:
             self._db = _open(path)
             self._check_schema()

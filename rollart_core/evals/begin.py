@@ -20,6 +20,7 @@ from rollart_core.evals.plan import EvalPlan
 from rollart_core.evals.suite import Suite, is_suite, read_suite
 from rollart_core.evals.table import Table, merged
 from rollart_core.evals.walls import left_out
+from rollart_core.near import no_run
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.prepare import prepare_mapping
 
@@ -137,7 +138,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             return mapping
     else:
         if not (path / "config.yaml").is_file():
-            raise ConfigError(f"{path}: that is no run directory (it has no config.yaml)")
+            raise ConfigError(no_run(path, "config.yaml"))
         mapping = read_yaml(path / "config.yaml")
         trained = path / "model-trained"
         if trained.is_dir():

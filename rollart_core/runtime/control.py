@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 from rollart_core.errors import RollartError, UserError, first_line
+from rollart_core.near import no_run
 
 SOCKET = "control.sock"
 MAX_ADDRESS_BYTES = 100
@@ -107,7 +108,7 @@ def ask(run_dir: Path, request: Mapping[str, object], *, timeout_s: float) -> di
     """
     path = run_dir / SOCKET
     if not (run_dir / "journal.db").is_file():
-        raise UserError(f"{run_dir} is no run directory: it has no journal.db")
+        raise UserError(no_run(run_dir))
     if not path.exists():
         raise UserError(f"{run_dir} is not running: it has ended, or cannot be spoken to")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as talking:

@@ -1,0 +1,68 @@
+"""What to name instead of a path that is not there: errors that say how to mend them.
+
+Takes: the path that was given. Gives: a line for an error, with the nearest that there is. Never:
+opens a file, or raises for a folder that cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+JOURNAL = "journal.db"
+_CONFIGS = (".yaml", ".yml")
+
+
+def no_such_file(path: Path) -> str:
+    """Return what to say of a config file that is not there."""
+    message = f"{path}: there is no such file"
+    if not path.parent.is_dir():
+        return f"{message}, nor a folder {path.parent}"
+    others = [
+        found
+        for folder in (path.parent, path.parent / "examples")
+        for found in _inside(folder)
+        if found.suffix in _CONFIGS
+    ]
+    return message + _mend(_nearest(path.name, others))
+
+
+def no_run(path: Path, lacks: str = JOURNAL) -> str:
+    """Return what to say of a folder that no run lies in.
+
+    Args:
+        path: The folder, or what was taken for one.
+        lacks: The file that shows it.
+    """
+    message = f"{path} is no run directory: it has no {lacks}"
+    runs = [run for run in _inside(path) if (run / lacks).is_file()]
+    if runs:
+        last = max(runs, key=lambda run: (run / lacks).stat().st_mtime)
+        return f"{message}. The last run in it is {last}"
+    others = [
+        run
+        for folder in (path.parent, path.parent / "runs")
+        for run in _inside(folder)
+        if (run / lacks).is_file()
+    ]
+    begun = [run for run in others if path.name and run.name.startswith(path.name)]
+    return message + _mend(max(begun) if begun else _nearest(path.name, others))
+
+
+def _nearest(name: str, others: Sequence[Path]) -> Path | None:
+    by_name = {other.name: other for other in reversed(others)}
+    near = get_close_matches(name, list(by_name), n=1, cutoff=0.6)
+    return by_name[near[0]] if near else None
+
+
+def _mend(other: Path | None) -> str:
+    return f". Did you mean {str(other)!r}?" if other is not None else ""
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return what lies in a folder; nothing when it is none, or cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
