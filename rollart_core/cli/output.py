@@ -5,13 +5,13 @@ Takes: plain data. Gives: text on stdout. Never: mixes the two.
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from rollart_core import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_json(value: object) -> None:
     """Print one JSON object; NaN and infinities, which JSON does not have, become null."""
-    print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+    print(strict_json.dumps(value))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -70,13 +70,3 @@ def stdout_console() -> Console:
     from rich.console import Console
 
     return Console(markup=False, highlight=False, soft_wrap=False)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value

@@ -8,27 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from rollart_core.engine.estimates import Estimate, clustered_mean, clustered_share
 from rollart_core.types import Task, Ticket, Trajectory
-
-Z_95 = 1.959963984540054
-"""Two-sided 95% quantile of the normal distribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean with its 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def as_dict(self) -> dict[str, float | int]:
-        """Return the fields."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +27,8 @@ class EvaluationResult:
     mean_turns: float
     mean_loss_tokens: float
     scores: tuple[float, ...] = ()
-    """One per task, in the order of the tasks; for paired comparisons."""
+    """The mean of each task's attempts, in the order of the tasks; NaN where none came to an end.
+    For paired comparisons."""
     by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
     """Of each environment alone, where there are several."""
 
@@ -97,47 +82,45 @@ async def evaluate(
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
-    """Sum up trajectories; failed ones only count as failed."""
+    """Sum up trajectories; failed ones only count as failed.
+
+    Success is that of the environments that ever say it, as in a table of evaluations.
+    """
     by_env: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
     of_each = {name: summarise(some) for name, some in by_env.items() if len(by_env) > 1}
     good = [t for t in trajectories if t.failure is None]
-    scores = [t.score or 0.0 for t in good]
-    wins = sum(bool(t.success) for t in good)
+    telling = {t.ticket.task.env_id for t in good if t.success is not None}
+    told = [t for t in good if t.ticket.task.env_id in telling]
+    wins = _by_task(told, lambda t: float(bool(t.success)))
+    scores = _by_task(good, lambda t: t.score or 0.0)
+    tasks = dict.fromkeys(map(_task, trajectories))
     return EvaluationResult(
-        success=wilson(wins, len(good)),
-        score=mean_interval(scores),
+        success=clustered_share(wins),
+        score=clustered_mean(scores),
         num_failed=len(trajectories) - len(good),
         num_truncated=sum(t.status == "truncated" for t in good),
         mean_turns=_mean([float(len(t.turns)) for t in good]),
         mean_loss_tokens=_mean([float(t.num_loss_tokens) for t in good]),
-        scores=tuple(t.score if t.score is not None else math.nan for t in trajectories),
+        scores=tuple(_mean(scores.get(task, [])) for task in tasks),
         by_env=of_each,
     )
 
 
-def wilson(successes: int, n: int) -> Estimate:
-    """Return a share with Wilson's 95% score interval (Wilson 1927, JASA 22:209)."""
-    if n == 0:
-        return Estimate(math.nan, 0.0, 1.0, 0)
-    p = successes / n
-    centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
-    spread = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n * n)) / (1 + Z_95**2 / n)
-    return Estimate(p, max(0.0, centre - spread), min(1.0, centre + spread), n)
+def _by_task(
+    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float]
+) -> dict[object, list[float]]:
+    """Return the values of the attempts at each task."""
+    found: dict[object, list[float]] = {}
+    for trajectory in trajectories:
+        found.setdefault(_task(trajectory), []).append(value(trajectory))
+    return found
 
 
-def mean_interval(values: Sequence[float]) -> Estimate:
-    """Return a mean with its normal 95% interval."""
-    n = len(values)
-    if n == 0:
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    mean = sum(values) / n
-    if n == 1:
-        return Estimate(mean, -math.inf, math.inf, 1)
-    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
-    spread = Z_95 * math.sqrt(variance / n)
-    return Estimate(mean, mean - spread, mean + spread, n)
+def _task(trajectory: Trajectory) -> object:
+    task = trajectory.ticket.task
+    return task.env_id, task.split, task.index
 
 
 def _mean(values: Sequence[float]) -> float:

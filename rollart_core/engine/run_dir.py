@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rollart_core import strict_json
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import ConfigError
 from rollart_core.types import Task
 
+TRAINED_MODEL = "model-trained"
+"""Folder of the model that a run has trained; it is written at the end."""
 STATE_FILE = "run_state.json"
 """Of a checkpoint; written last."""
 
@@ -40,9 +43,12 @@ def new_run_dir(runs_dir: str, name: str) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write a file beside and rename it, so that a reader never sees half of it."""
+    """Write a file beside and rename it, so that a reader never sees half of it.
+
+    What is not finite becomes null.
+    """
     beside = path.with_suffix(path.suffix + ".part")
-    beside.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    beside.write_text(strict_json.dumps(content) + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config_load import apply_override, dump_yaml, read_yaml
-from rollart_core.engine.run_dir import new_run_dir
+from rollart_core.engine.run_dir import TRAINED_MODEL, new_run_dir
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
 from rollart_core.evals.identity import env_facts
@@ -124,28 +124,40 @@ def _mapping(asked: Asked) -> tuple[dict[str, Any], str]:
     """Return a mapping to begin with, and where it is from."""
     if not asked.config:
         return {"name": "eval"}, "command line"
-    mapping = _from_file(Path(asked.config))
+    path = Path(asked.config)
+    mapping = _of_run(path, asked) if path.is_dir() else read_yaml(path)
     if is_suite(mapping) and asked.env:
         raise ConfigError("--env: a suite names its environments; leave one of the two out")
+    if not is_suite(mapping):
+        mapping["runtime"] = _on_this_machine(mapping.get("runtime"))
+        mapping.pop("engines", None)  # classes of engines are those of pools elsewhere
     return mapping, asked.config
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    """Return a suite, a config, or that of a run with the model it trained."""
-    if not path.is_dir():
-        mapping = read_yaml(path)
-        if is_suite(mapping):
-            return mapping
-    else:
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(no_run(path, "config.yaml"))
-        mapping = read_yaml(path / "config.yaml")
-        trained = path / "model-trained"
-        if trained.is_dir():
-            _set_model(mapping, str(trained), None)
-    mapping["runtime"] = _on_this_machine(mapping.get("runtime"))
-    mapping.pop("engines", None)  # classes of engines are those of pools elsewhere
+def _of_run(path: Path, asked: Asked) -> dict[str, Any]:
+    """Return the config of a run with the model it trained, or that of an evaluation.
+
+    Raises:
+        ConfigError: When it is neither, or the run has trained no model yet.
+    """
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(no_run(path, "config.yaml"))
+    mapping = read_yaml(path / "config.yaml")
+    trained = path / TRAINED_MODEL
+    if trained.is_dir():
+        _set_model(mapping, str(trained), None)
+    elif not ((path / plans.FILE).is_file() or asked.model or _sets_model(asked.settings)):
+        if not asked.baselines:
+            raise ConfigError(
+                f"{path}: has no {TRAINED_MODEL} yet, which a run writes at its end: go on with it "
+                f"by `rollart run --resume {path}`, or name a model with --model"
+            )
+        mapping.pop("model", None)  # the one that training began with is not the run's
     return mapping
+
+
+def _sets_model(settings: Sequence[str]) -> bool:
+    return any(s.partition("=")[0].partition(".")[0] == "model" for s in settings)
 
 
 def _on_this_machine(runtime: object) -> object:
@@ -172,7 +184,7 @@ def _with_model(mapping: dict[str, Any], asked: Asked, settings: Sequence[str]) 
         _set_model(mapping, asked.model, asked.tokenizer)
     elif asked.tokenizer:
         raise ConfigError("--tokenizer goes with --model URL")
-    said = any(s.partition("=")[0].partition(".")[0] == "model" for s in settings)
+    said = _sets_model(settings)
     untrained = isinstance(mapping.get("model"), dict) and mapping["model"].get("kind") == "new"
     has_model = said or ("model" in mapping and not (asked.baselines and untrained))
     if not has_model and asked.baselines:
@@ -191,16 +203,19 @@ def _with_model(mapping: dict[str, Any], asked: Asked, settings: Sequence[str]) 
 
 def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> None:
     """Have the mapping score this model: files by the engine there is, a URL by ``openai``."""
+    before: object
     if not model.startswith(_URLS):
         if tokenizer is not None:
             raise ConfigError("--tokenizer goes with --model URL: a model in files has its own")
-        before: object = mapping.get("model")
+        before = mapping.get("model")
         had = before if isinstance(before, dict) else {}
         kept = {key: had[key] for key in ("dtype", "device") if key in had}
         mapping["model"] = {"path": model, **kept}
         return
     mapping["model"] = {"path": tokenizer} if tokenizer else {"kind": "remote"}
-    mapping["engine"] = {"id": "openai", "base_url": model}
+    before = mapping.get("engine")
+    options = before if isinstance(before, dict) and before.get("id") == "openai" else {}
+    mapping["engine"] = {**options, "id": "openai", "base_url": model}
     if not tokenizer and isinstance(mapping.get("rollout"), dict):
         mapping["rollout"].pop("max_context_tokens", None)
 

@@ -46,6 +46,8 @@ def _facts(report: Json) -> Iterable[tuple[str, str]]:
     yield "model", f"`{facts['model']}`" if facts["model"] else "none: baselines alone"
     if facts.get("served_as"):
         yield "served as", f"`{facts['served_as']}`"
+    if facts.get("tokenizer"):
+        yield "its tokenizer", f"`{facts['tokenizer']}`"
     if facts["model_hash"]:
         yield "SHA-256 of its files", f"`{facts['model_hash']}`"
     yield "SHA-256 of the config", f"`{facts['config_hash']}`"

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollart_core.engine.evaluate import Estimate
+from rollart_core.engine.estimates import Estimate, clustered_mean, clustered_share
 from rollart_core.evals.episodes import Episode
-from rollart_core.evals.estimates import clustered_mean, clustered_share, pass_estimates
+from rollart_core.evals.estimates import pass_estimates
 
 SAYS_NOTHING = "the environment does not say what success is"
 

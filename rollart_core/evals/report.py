@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollart_core.engine.evaluate import wilson
+from rollart_core.engine.estimates import wilson
 from rollart_core.engine.run_dir import write_json
 from rollart_core.evals.card import card
 from rollart_core.evals.cells import Cell, cell_of, commonest_failure, plain_estimate
@@ -42,8 +42,10 @@ class EvaluationReport:
     """All attempts, failed ones too."""
     made: str
     """When, in UTC."""
+    num_tasks: Mapping[str, int]
+    """By environment: its quota, or all that it has."""
     model_hash: str | None = None
-    """Of the model's files, where there are any here."""
+    """Of the model's files, where those here were scored."""
 
     @property
     def ok(self) -> bool:
@@ -66,7 +68,14 @@ class EvaluationReport:
         if not self.plan.has_model:
             return None
         engine = self.run.engine
-        return self.model_path or str(engine.options.get("base_url", engine.spec.id))
+        if self.is_served or not self.model_path:
+            return str(engine.options.get("base_url", engine.spec.id))
+        return self.model_path
+
+    @property
+    def is_served(self) -> bool:
+        """True when a server's own weights were scored: files here are its tokenizer at most."""
+        return self.plan.has_model and not self.run.engine.spec.follows_training
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -98,9 +107,12 @@ class EvaluationReport:
     def _pooled(self, column: str, env: str | None = None) -> dict[str, object]:
         """Return what one player reached, over all environments or in one."""
         own = [e for e in self.episodes if e.column == column and env in (None, e.env)]
+        says = {e.env for e in self.episodes if e.success is not None}
+        telling = [e for e in own if e.env in says]
         cell = cell_of(env or "", column, own, 1, says_success=True)
+        success = cell_of(env or "", column, telling, 1, says_success=True).success
         return {
-            "success": plain_estimate(cell.success or wilson(0, 0)),
+            "success": plain_estimate(success or wilson(0, 0)),
             "score": plain_estimate(cell.score or wilson(0, 0)),
             "failed": cell.num_failed,
             "truncated": cell.num_truncated,
@@ -113,13 +125,14 @@ class EvaluationReport:
         envs = []
         for env in self.run.envs:
             quota = self.plan.quotas[env.name]
-            own = {"tasks": quota.tasks, "attempts": quota.attempts}
+            own = {"tasks": self.num_tasks[env.name], "attempts": quota.attempts}
             envs.append(env_facts(self.run, env) | own)
         return {
             "made": self.made,
             "rollart": version("rollart"),
             "model": self.model,
             "served_as": self.run.engine.options.get("model") if self.plan.has_model else None,
+            "tokenizer": self.model_path if self.is_served and self.model_path else None,
             "model_hash": self.model_hash,
             "config_hash": config_hash(record_of(self.run, self.plan)),
             "seed": config.seed,

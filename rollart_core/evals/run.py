@@ -87,6 +87,7 @@ class _Evaluation:
         self._gate = asyncio.Semaphore(self._config.rollout.max_concurrent)
         self._lacks: dict[str, str] = {}
         """Environment -> why its oracle cannot play."""
+        self._num_tasks: dict[str, int] = {}
 
     async def execute(self) -> EvaluationReport:
         with run_lock(self._folder), EpisodeLog(self._folder) as log:
@@ -141,11 +142,12 @@ class _Evaluation:
 
     def _cell(self, column: str, number: int, env: str) -> _Played:
         cell = _Played(column, env, deque(maxlen=self._config.failures.window))
+        quota, attempts = self._plan.quotas[env], self._plan.attempts(column, env)
+        tasks = self._envs.held_out(env, quota.tasks)
+        self._num_tasks[env] = len(tasks)
         if column == "oracle":
             cell.why = self._lacks.get(env, "")
         if not cell.why:
-            quota, attempts = self._plan.quotas[env], self._plan.attempts(column, env)
-            tasks = self._envs.held_out(env, quota.tasks)
             cell.tickets = _tickets(f"eval-{column}-{number}", tasks, attempts)
         return cell
 
@@ -162,8 +164,8 @@ class _Evaluation:
                 episode = log.add(cell.column, trajectory)
                 self._watch(cell, episode)
                 if trajectory.failure is None or not trajectory.failure.retryable:
-                    progress.took(episode)
-                    return
+                    break
+            progress.took(episode)
 
     async def _attempt(self, column: str, ticket: Ticket) -> Trajectory:
         if column in BASELINES:
@@ -197,6 +199,7 @@ class _Evaluation:
             for name, why in self._plan.left_out.items()
             for column in self._plan.columns
         ]
+        is_here = self._run.engine.spec.follows_training
         return EvaluationReport(
             run=self._run,
             plan=self._plan,
@@ -206,7 +209,8 @@ class _Evaluation:
             cells=tuple(cells),
             episodes=tuple(episodes),
             made=datetime.now(UTC).isoformat(timespec="seconds"),
-            model_hash=model_hash(self._model_path),
+            num_tasks=self._num_tasks,
+            model_hash=model_hash(self._model_path) if is_here else None,
         )
 
     def _cell_of(self, played: _Played, episodes: list[Episode], says: set[str]) -> Cell:
@@ -227,10 +231,12 @@ class _Progress:
     def took(self, episode: Episode) -> None:
         """Take an episode that came to its end."""
         self._done += 1
+        line = {"episodes": float(self._done)}
         if not episode.failed:
             self._ended, self._wins = self._ended + 1, self._wins + bool(episode.success)
-            line = {"episodes": float(self._done), "success": self._wins / self._ended}
-            self._observer.progress(self._done / self._total, line)
+        if self._ended:
+            line["success"] = self._wins / self._ended
+        self._observer.progress(self._done / self._total, line)
 
 
 def _todo(cell: _Played, log: EpisodeLog) -> list[Ticket]:

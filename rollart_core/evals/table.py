@@ -8,6 +8,7 @@ different tasks or options.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,9 @@ class Table:
         Raises:
             ConfigError: When a place is taken.
         """
-        rows = {name: self._row(name, facts) for name, facts in other.envs.items()}
+        rows = {name: _row_of(name, self.envs, other.envs) for name in other.envs}
+        for name, facts in other.envs.items():
+            self.envs.setdefault(rows[name], facts)
         for (env, column), cell in other.cells.items():
             place = (rows.get(env, env), column)
             if place in self.cells:
@@ -73,13 +76,6 @@ class Table:
             self._compare(rows[env], facts, source)
         self.notes += other.notes
 
-    def _row(self, name: str, facts: Json) -> str:
-        """Return the row of an environment: the one of its name, or the only one of its id."""
-        same = [n for n, own in self.envs.items() if own.get("id") == facts.get("id")]
-        row = name if name in self.envs or len(same) != 1 else same[0]
-        self.envs.setdefault(row, facts)
-        return row
-
     def _compare(self, row: str, facts: Json, source: str) -> None:
         own = self.envs[row]
         if own is facts:
@@ -88,6 +84,15 @@ class Table:
         if other:
             said = ", ".join(_difference(key, own[key], facts[key]) for key in other)
             self.notes.append(f"`{row}`: {Path(source).name} has other tasks: {said}")
+
+
+def _row_of(name: str, mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> str:
+    """Return the row of their environment: the one of its name, or the only one of its id."""
+    if name in mine:
+        return name
+    its_id = theirs[name].get("id")
+    same, alike = ([n for n, f in envs.items() if f.get("id") == its_id] for envs in (mine, theirs))
+    return same[0] if len(same) == len(alike) == 1 else name
 
 
 def merged(table: Table, others: Sequence[tuple[str, Table]]) -> Table:
@@ -160,7 +165,8 @@ def _of_training(report: Json, folder: Path, label: str) -> Table:
         if not own.get("success_after"):
             continue
         table.envs[name] = _facts(config, entry, name)
-        table.cells[name, label] = _trained_cell(own, name, label)
+        samples = config["evaluation"].get("samples_per_task", 1)
+        table.cells[name, label] = _trained_cell(own, name, label, samples)
     return table
 
 
@@ -173,17 +179,18 @@ def _facts(config: Json, entry: Json, name: str) -> Json:
     return facts | {"seed": config.get("seed", 0)} | ({"max_turns": turns} if turns else {})
 
 
-def _trained_cell(report: Json, name: str, label: str) -> Json:
-    success = report["success_after"]
+def _trained_cell(report: Json, name: str, label: str, samples: int) -> Json:
+    success, score = report["success_after"], report.get("score_after")
+    num_episodes = (score or success)["n"]
     return {
         "env": name,
         "column": label,
-        "tasks": success["n"],
-        "attempts_per_task": 1,
+        "tasks": math.ceil(num_episodes / samples),
+        "attempts_per_task": samples,
         "success": success,
-        "score": report.get("score_after"),
+        "score": score,
         "pass_at": {},
-        "episodes": success["n"],
+        "episodes": num_episodes,
         "failed": None,
         "failures": {},
         "why": "",

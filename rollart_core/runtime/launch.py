@@ -28,7 +28,7 @@ from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.resume import check_resume
-from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
+from rollart_core.engine.run_dir import TRAINED_MODEL, RunState, new_run_dir, write_json
 from rollart_core.engine.run_lock import run_lock
 from rollart_core.errors import RollartError, TooManyFailures, TrainerLost
 from rollart_core.resolve import ResolvedRun
@@ -185,7 +185,7 @@ class _Launch:
 
     async def _export(self, trainer: TrainerHandle, recorder: RunRecorder, model_path: str) -> None:
         """Write the trained model; a trainer that is lost over it gets one more try."""
-        target = str(recorder.run_dir / "model-trained")
+        target = str(recorder.run_dir / TRAINED_MODEL)
         try:
             await trainer.call("export_hf", target, model_path)
         except TrainerLost as e:
@@ -307,11 +307,7 @@ class _Launch:
             results.append(result)
             parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}
             for name, one in parts.items():
-                success, score = one.success.mean, one.score.mean
-                said = f"{when}: {name}{kind} success {success:.1%}, score {score:.3f}"
-                if not one.success.n:
-                    said = f"{when}: {name}{kind}: none of {one.num_failed} episodes came to an end"
-                self._observer.message(said)
+                self._observer.message(f"{when}: {name}{kind}{_said(one)}")
         return results[0], results[1] if len(results) > 1 else None
 
     # RL
@@ -398,6 +394,13 @@ async def _end(elastic: Elastic, envs: RunEnvs, runtime: Runtime) -> None:
     await elastic.close()
     await envs.close()
     await runtime.close()
+
+
+def _said(result: EvaluationResult) -> str:
+    if not result.score.n:
+        return f": none of {result.num_failed} episodes came to an end"
+    success = f" success {result.success.mean:.1%}," if result.success.n else ""
+    return f"{success} score {result.score.mean:.3f}"
 
 
 def _fell_short(result: WarmStartResult, wanted: float) -> str:

@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from rollart_core.engine.evaluate import EvaluationResult, mean_interval
+from rollart_core.engine.estimates import mean_interval
+from rollart_core.engine.evaluate import EvaluationResult
 
 Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
 """Before and after."""

@@ -17,7 +17,10 @@ import pytest
 from openai_server import OpenAIServer, obedient
 
 from rollart_core.cli import main
+from rollart_core.engine.observer import NobodyWatches
+from rollart_core.evals.begin import Asked, begin
 from rollart_core.evals.estimates import pass_at_k
+from rollart_core.evals.run import run_evaluation
 
 FAKE = "rollart_core.testing:AsyncFakeEnv"
 SHY = "shy_env:ShyEnv"
@@ -71,6 +74,7 @@ def test_baselines_play_a_suite_without_a_model(rollart_eval: Eval, tmp_path: Pa
         assert list(cells[env, "oracle"]["pass_at"]) == ["1"]  # it does not draw: once a task
     assert [cells["long", c]["episodes"] for c in report["columns"]] == [3, 3, 12]
     assert [cells["short", c]["episodes"] for c in report["columns"]] == [2, 2, 4]  # all there are
+    assert [env["tasks"] for env in report["card"]["envs"]] == [3, 2]
     assert list(cells["long", "random"]["pass_at"]) == ["1", "2", "4"]
     folder = Path(report["run_dir"])
     assert folder.parent == tmp_path / "evals"
@@ -108,6 +112,38 @@ def test_what_cannot_be_measured_is_a_dash_with_the_reason(rollart_eval: Eval) -
     noop = cells[SHY, "noop"]
     assert (noop["success"], noop["episodes"], noop["failed"]) == (None, 0, 4)
     assert noop["failures"] == {"environment": 12}  # each was made again twice
+    assert json.loads(Path("x/report.json").read_text())["success"]["n"] == 0  # none was said
+
+
+class _Watches(NobodyWatches):
+    fraction: float | None = None
+
+    def progress(self, fraction: float | None, line: object) -> None:
+        self.fraction = fraction
+
+
+def test_progress_counts_episodes_that_failed_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("evaluation.tasks=4", "runtime.env_processes=0")
+    begun = begin(Asked(env=SHY, baselines=["noop"], settings=settings))
+    observer = _Watches()
+    report = run_evaluation(begun.run, begun.plan, begun.folder, observer=observer)
+    assert (len(report.episodes), observer.fraction) == (12, 1.0)
+
+
+@pytest.mark.parametrize("of_model", ["{path: base}", "{kind: new}"])
+def test_a_run_that_has_not_ended_has_no_model_to_score(
+    rollart_eval: Eval, tmp_path: Path, of_model: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    config = f"name: r\nmodel: {of_model}\nenv: {{id: '{FAKE}'}}\nevaluation: {{tasks: 2}}\n"
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    code, _, err = rollart_eval("run")
+    assert (code, "run: has no model-trained yet" in err) == (1, True)
+    code, out, err = rollart_eval("run", "--baseline", "noop", "--json", "runtime.env_processes=0")
+    assert (code, json.loads(out)["columns"]) == (0, ["noop"]), err
 
 
 def test_several_attempts_give_pass_at_k(rollart_eval: Eval, tmp_path: Path) -> None:

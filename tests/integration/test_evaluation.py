@@ -83,9 +83,25 @@ def test_with_its_tokenizer_a_server_is_asked_in_tokens(rollart_eval: Eval, mode
         settings = ("--tokenizer", model, "rollout.max_context_tokens=512")
         code, report, _ = rollart_eval(*of(server.url), *settings, "evaluation.greedy=false")
     assert (code, report["success"]["mean"], report["mean_loss_tokens"] > 2) == (0, 1, True)
+    card = report["card"]  # what was scored is the server's, and no file here
+    assert (report["model"], card["tokenizer"], card["model_hash"]) == (server.url, model, None)
     assert not server.bodies("/v1/chat/completions")
     longest = max((b["prompt"] for b in server.bodies("/v1/completions")), key=len)
     assert tokenizer.decode(longest).count("say ") == 2  # the whole conversation, as it was sampled
+
+
+def test_a_server_by_url_keeps_what_the_config_says_of_servers(
+    rollart_eval: Eval, tmp_path: Path
+) -> None:
+    engine = "{id: openai, base_url: 'http://127.0.0.1:9/v1', omit: [seed]}"
+    config = tmp_path / "c.yaml"
+    config.write_text(f"name: c\nmodel: {{kind: remote}}\nenv: {{id: '{ENV}'}}\nengine: {engine}\n")
+    with OpenAIServer() as server:
+        settings = ("--model", server.url, "evaluation.tasks=1", "evaluation.greedy=false")
+        code, _, err = rollart_eval(str(config), *settings)
+    assert code == 0, err
+    (body, *_) = server.bodies("/v1/chat/completions")
+    assert "seed" not in body
 
 
 def test_failed_attempts_are_made_again_and_outgrown_conversations_truncated(

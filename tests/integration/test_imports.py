@@ -44,7 +44,7 @@ MAY_BE_HEAVY = (
 
 ROOMS = (
     ("types",),
-    ("errors",),
+    ("errors", "near", "strict_json"),
     ("contracts", "hookspecs", "spaces"),
     ("config_base",),
     (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollart_core.engine.evaluate import mean_interval, wilson
+from rollart_core.engine.estimates import mean_interval, wilson
 from rollart_core.errors import ConfigError
 from rollart_core.evals.cells import Cell, plain_estimate
 from rollart_core.evals.table import Table, markdown, of_report, read_table
@@ -29,9 +29,9 @@ def written(folder, content, config=""):
     return folder
 
 
-def trained(folder, option=4):
+def trained(folder, option=4, evaluation="split: test"):
     success = plain_estimate(wilson(90, 100))
-    config = f"env: {{id: toy/Lake-v1, size: {option}}}\nseed: 0\nevaluation: {{split: test}}\n"
+    config = f"env: {{id: toy/Lake-v1, size: {option}}}\nseed: 0\nevaluation: {{{evaluation}}}\n"
     config += "rollout: {max_turns: 12}\n"
     return written(folder, {"success_after": success, "score_after": None}, config)
 
@@ -61,6 +61,24 @@ def test_other_options_are_not_hidden(tmp_path):
     table.add(read_table(f"big={trained(tmp_path / 'run', option=8)}"), "run")
     assert table.columns == ["oracle", "big"]
     assert table.notes == ["`lake`: run has other tasks: size 8 instead of 4"]
+
+
+def test_environments_of_one_id_keep_a_row_each():
+    other = {**LAKE, "name": "wide", "options": {"size": 8}}
+    both = report(cell("lake", "noop", 0), cell("wide", "noop", 1), envs=(LAKE, other))
+    table = Table()
+    table.add(of_report(both), "a")
+    assert list(table.cells) == [("lake", "noop"), ("wide", "noop")]
+    alone = {**LAKE, "name": "mine"}
+    table = of_report(report(cell("mine", "oracle", 9), envs=(alone,)))
+    table.add(of_report(both), "a")
+    assert list(table.envs) == ["mine", "lake", "wide"]
+
+
+def test_attempts_at_one_task_are_no_tasks_of_a_run(tmp_path):
+    run = trained(tmp_path / "run", evaluation="split: test, samples_per_task: 4")
+    (found,) = read_table(str(run)).cells.values()
+    assert (found["tasks"], found["attempts_per_task"], found["episodes"]) == (25, 4, 100)
 
 
 def test_two_figures_never_share_a_place(tmp_path):
