@@ -16,6 +16,7 @@ from rollart_core.engine.shards import read_shard
 from rollart_core.errors import UserError
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
 from rollart_core.view.export import Filters, export
+from rollart_core.view.pictures import save
 from rollart_core.view.plot import plot, read_course, throughput
 
 CONFIG = {"mode": "async", "max_staleness": 1, "name": "test"}
@@ -122,6 +123,13 @@ def test_what_cannot_be_drawn_says_so(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"pip install 'rollart\[plot\]'"):
         plot([run_dir], tmp_path / "x.png")
+
+
+def test_a_picture_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UserError, match=r"x\.png: cannot be written"):
+        save(None, file / "x.png")
 
 
 def test_json_lines_hold_what_is_asked_for_and_say_what_is_left_out(
