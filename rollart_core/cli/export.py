@@ -34,7 +34,8 @@ def export(
         ),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="ID", help="May be repeated.")
+        list[str] | None,
+        typer.Option("--env", metavar="ENV", help="Name in the run, id or alias; may be repeated."),
     ] = None,
     min_reward: Annotated[
         float | None, typer.Option("--min-reward", help="Leave out what earned less.")

@@ -6,20 +6,19 @@ Takes: an environment, a task, what is typed. Gives: its pages and rewards, the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from rollart_core import registry
 from rollart_core.cli.options import as_options
-from rollart_core.cli.play_agent import play_agent
+from rollart_core.cli.play_agent import play_agent, refusals_told
+from rollart_core.contracts.adapter import split_id
+from rollart_core.errors import UserError, did_you_mean
 from rollart_core.types import Observation
 
 _HINT = "?"
-_YOU_ARE_THE_MODEL = (
-    "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
-    '{"key": "value"} calls a tool, where there are any; Ctrl-D refuses all further requests.\n'
-)
 _CALL = 'A call: {"tool_calls": [{"name": ..., "arguments": {...}}]}'
 
 
@@ -33,14 +32,14 @@ def play(
     seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
 ) -> None:
     """Play an environment in the terminal; of an agent environment, be the model."""
-    made: Any = registry.make(env, **as_options(options or []))
+    given = as_options(options or [])
+    _check_split(env, given, split)
+    made: Any = registry.make(env, **given)
     chosen = {"task": task, "split": split}
     try:
         if callable(getattr(made, "prepare", None)):
-            typer.echo(_YOU_ARE_THE_MODEL)
             total = play_agent(made, chosen, seed)
         else:
-            typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
             total = _episode(made, chosen, seed)
     except EOFError:
         typer.echo("\nLeft before the end.")
@@ -50,9 +49,21 @@ def play(
     typer.echo(f"The end. Return: {total:g}")
 
 
+def _check_split(env: str, options: Mapping[str, object], split: str) -> None:
+    """Raise UserError for a split that an environment does not have."""
+    if ":" in env and split_id(env) is None:
+        return  # module:Class has a default spec, which knows nothing of its splits
+    spec = registry.env_spec(env, options)
+    if split not in spec.splits:
+        near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
+        raise UserError(f"--split: {spec.id} has no split {split!r}.{near}")
+
+
 def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
     """Play to the end and return the sum of the rewards."""
-    observation, info = env.reset(seed=seed, options=options)
+    with refusals_told():
+        observation, info = env.reset(seed=seed, options=options)
+    typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
     total, over = 0.0, False
     if info.get("tools"):
         names = [tool["function"]["name"] for tool in info["tools"]]

@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import typer
 
 from rollart_core.contracts.agent import AgentTask, Recorded
+from rollart_core.errors import UserError, first_line
 from rollart_core.testing.endpoint import Asked, Json, ScriptedEndpoint, call_tool
 from rollart_core.types import Message
+
+_YOU_ARE_THE_MODEL = (
+    "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
+    '{"key": "value"} calls a tool, where there are any; Ctrl-D refuses all further requests.\n'
+)
 
 
 def play_agent(task: AgentTask, options: Mapping[str, Any], seed: int) -> float:
@@ -27,14 +35,41 @@ def play_agent(task: AgentTask, options: Mapping[str, Any], seed: int) -> float:
         return asyncio.run(_episode(task, server, options, seed))
 
 
+@contextmanager
+def refusals_told() -> Iterator[None]:
+    """Turn the ValueError of a task or split that an environment refuses into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as e:
+        raise UserError(first_line(str(e)) or "the environment refuses this task") from e
+
+
 class _Person:
-    """Reads requests and types answers."""
+    """Reads requests and types answers, one at a time: there is one terminal."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._has_left = False
         self._shown: Sequence[Json] = ()
 
     def answer(self, asked: Asked) -> str | Json:
-        """Show what is new of a request, and ask for the model's answer."""
+        """Show what is new of a request, and ask for the model's answer.
+
+        Raises:
+            EOFError: When the person leaves, or has left while the request waited.
+        """
+        with self._lock:
+            if self._has_left:
+                raise EOFError
+            try:
+                return self._typed(asked)
+            except EOFError:
+                self._has_left = True
+                raise
+
+    def _typed(self, asked: Asked) -> str | Json:
         known = len(self._shown) if [*asked.messages[: len(self._shown)]] == [*self._shown] else 0
         if self._shown and not known:
             typer.echo("(The program begins another conversation.)")
@@ -53,8 +88,9 @@ class _Person:
 async def _episode(
     task: AgentTask, server: ScriptedEndpoint, options: Mapping[str, Any], seed: int
 ) -> float:
-    start = await task.prepare(seed=seed, options=options)
-    typer.echo(f"{start.prompt}\n")
+    with refusals_told():
+        start = await task.prepare(seed=seed, options=options)
+    typer.echo(f"{_YOU_ARE_THE_MODEL}\n{start.prompt}\n")
     try:
         await task.run(server.endpoint)
     except Exception as e:

@@ -6,6 +6,7 @@ Gives: text on one console. Never: decides anything, or keeps a run waiting.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,22 +259,28 @@ _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
 
 
 def _interval(estimate: object, label: str) -> str:
-    """Return ``mean [low, high] of n`` with the 95% interval."""
+    """Return ``mean [low, high] of n`` with the 95% interval, where there is one."""
     values = _mapping(estimate)
     if not values.get("n"):
         return "not measured"
-    mean, low, high = (_float(values.get(k)) for k in ("mean", "low", "high"))
-    count = f"of {_float(values.get('n')):.0f}"
-    if label.startswith("success"):
-        return f"{mean:.1%} [{low:.1%}, {high:.1%}] {count}"
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}] {count}"
+    form = ".1%" if label.startswith("success") else ".3f"
+    mean, count = _float(values.get("mean")), _float(values.get("n"))
+    return f"{mean:{form}}{_bracket(values, form)} of {count:.0f}"
+
+
+def _bracket(estimate: Mapping[str, object], form: str) -> str:
+    """Return `` [low, high]``; nothing where a bound is not known, as of a mean over one task."""
+    low, high = (_float(estimate.get(k)) for k in ("low", "high"))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f" [{low:{form}}, {high:{form}}]"
 
 
 def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     gain = _mapping(report.get("score_gain"))
     if gain:
-        low, high = _float(gain.get("low")), _float(gain.get("high"))
-        yield "score gained", f"{_float(gain.get('mean')):+.3f} [{low:+.3f}, {high:+.3f}] (95%)"
+        bracket = _bracket(gain, "+.3f")
+        yield "score gained", f"{_float(gain.get('mean')):+.3f}{bracket and f'{bracket} (95%)'}"
     yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"

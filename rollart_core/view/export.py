@@ -13,15 +13,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rollart_core.engine.journal_reader import read_trajectories
+from rollart_core import registry
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.engine.shards import to_rows
-from rollart_core.errors import UserError
+from rollart_core.errors import UserError, did_you_mean
 from rollart_core.types import Status, Trajectory
 
 Format = Literal["jsonl", "parquet", "sharegpt"]
@@ -37,7 +38,7 @@ class Filters:
 
     statuses: tuple[Status, ...] = ("finished", "truncated")
     envs: tuple[str, ...] = ()
-    """None: all."""
+    """Names in the run, ids or aliases; none: all."""
     min_reward: float | None = None
 
     def refusal(self, trajectory: Trajectory) -> str:
@@ -79,13 +80,14 @@ def export(
         tokens: Whether ``jsonl`` has the token rows too.
 
     Raises:
-        UserError: When the file is there, cannot be written, or nothing would be in it.
+        UserError: When the file is there, cannot be written, or nothing would be in it; or when
+            no run has an environment that is asked for.
         JournalError: When one is no run directory.
     """
     if out.exists():
         raise UserError(f"--out {out}: there is such a file; name another or remove it")
     account = Account(str(out))
-    wanted = _wanted(run_dirs, filters, account)
+    wanted = _wanted(_by_name(run_dirs, filters), account)
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +123,56 @@ def sharegpt(trajectory: Trajectory) -> dict[str, object]:
     }
 
 
+def _by_name(run_dirs: Sequence[Path], filters: Filters) -> list[tuple[Path, Filters]]:
+    """Return the runs with filters that have what each run itself calls its environments."""
+    if not filters.envs:
+        return [(run_dir, filters) for run_dir in run_dirs]
+    runs = [(run_dir, _environments(run_dir)) for run_dir in run_dirs]
+    if all(envs for _, envs in runs):
+        _check_envs(filters.envs, [envs for _, envs in runs])
+    return [
+        (run_dir, replace(filters, envs=(*filters.envs, *_named(envs, filters.envs))))
+        for run_dir, envs in runs
+    ]
+
+
+def _environments(run_dir: Path) -> dict[str, set[str]]:
+    """Return the environments of a run by name, each with all that it may be asked for by."""
+    with JournalReader(run_dir) as reader:
+        said: Any = reader.config().get("env", [])
+    if isinstance(said, dict):
+        return {said["id"]: _known_as(said["id"])}
+    return {entry["name"]: {entry["name"], *_known_as(entry["id"])} for entry in said}
+
+
+def _known_as(env_id: str) -> set[str]:
+    """Return an id with its alias, where it is installed."""
+    with suppress(UserError):
+        alias = registry.spec("environments", env_id).alias
+        return {env_id, alias} if alias else {env_id}
+    return {env_id}
+
+
+def _named(envs: Mapping[str, set[str]], asked: Sequence[str]) -> list[str]:
+    return [name for name, known_as in envs.items() if known_as.intersection(asked)]
+
+
+def _check_envs(asked: Sequence[str], runs: Sequence[Mapping[str, set[str]]]) -> None:
+    """Raise UserError for what is asked for and no run has."""
+    for env in asked:
+        if any(_named(envs, [env]) for envs in runs):
+            continue
+        names = dict.fromkeys(name for envs in runs for name in envs)
+        known = {word for envs in runs for known_as in envs.values() for word in known_as}
+        has = "the run has" if len(runs) == 1 else "the runs have"
+        near = did_you_mean(env, sorted(known))
+        raise UserError(f"--env {env}: {has} {', '.join(names)}.{near}")
+
+
 def _wanted(
-    run_dirs: Sequence[Path], filters: Filters, account: Account
+    runs: Iterable[tuple[Path, Filters]], account: Account
 ) -> Iterator[tuple[str, Trajectory]]:
-    for run_dir in run_dirs:
+    for run_dir, filters in runs:
         for trajectory in read_trajectories(run_dir):
             refusal = filters.refusal(trajectory)
             if refusal:

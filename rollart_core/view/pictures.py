@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,8 @@ def save(figure: Any, path: Path, *, dpi: int = 120) -> None:
     except OSError as e:
         raise UserError(f"{path}: cannot be written: {e.strerror}") from e
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def smoothed(values: Sequence[float], over: int) -> list[float]:

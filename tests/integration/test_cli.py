@@ -304,6 +304,36 @@ def test_play_to_the_end(rollart: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "closed" in out
 
 
+@pytest.mark.parametrize(
+    ("env", "option", "given", "says"),
+    [
+        ("frozenlake", "--split", "tset", "has no split 'tset'. Did you mean 'test'?"),
+        ("frozenlake", "--split", "nope", "has no split 'nope'. It has train, warm, test."),
+        ("frozenlake", "--task", "999999999", "task 999999999 is not in split 'train'"),
+        ("function-repair-agent", "--split", "nope", "has no split 'nope'. It has train, "),
+        ("function-repair-agent", "--task", "999999999", "task: 999999999 is not an index"),
+    ],
+)
+def test_play_of_a_split_or_task_that_is_not_there_is_one_line(
+    rollart: Run, env: str, option: str, given: str, says: str
+) -> None:
+    code, out, err = rollart("play", env, option, given)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_play_leaves_the_splits_of_an_unregistered_class_to_the_class(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    env = "rollart_envs.toy.frozen_lake:FrozenLakeEnv"
+    code, out, _ = rollart("play", env, "--split", "warm")
+    assert (code, "Left before the end." in out) == (0, True)
+    code, _, err = rollart("play", env, "--split", "nope")
+    assert (code, err) == (1, "Error: split 'nope' is not one of train, warm, test\n")
+
+
 def test_plain_progress_prints_every_few_seconds_and_the_last_line_of_a_phase() -> None:
     now = [0.0]
     console = Console(file=io.StringIO(), width=100)

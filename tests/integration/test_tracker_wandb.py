@@ -3,8 +3,11 @@
 import builtins
 import math
 import socket
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,3 +90,69 @@ def test_where_no_server_answers_metrics_go_to_files_with_one_warning(
     tracker.close()
     wandb.teardown()
     assert any(b"train/loss" in content for content in files(tmp_path))
+
+
+def mode_of_a_run(monkeypatch: pytest.MonkeyPatch, run_dir: Path, server: str) -> str:
+    """Begin a run with a package that always succeeds; return the mode it was begun in."""
+    begun: list[str] = []
+
+    def init(*, mode: str, **_: object) -> SimpleNamespace:
+        begun.append(mode)
+        return SimpleNamespace(define_metric=lambda *_, **__: None)
+
+    fake = SimpleNamespace(init=init, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        WandbTracker(server=server).start(run_dir, {})
+    return begun[-1]
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home without a key."""
+    for name in ("NETRC", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_key(path: Path, machine: str, mode: int = 0o600) -> None:
+    path.write_text(f"machine {machine}\n  login user\n  password {'0' * 40}\n")
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize(
+    ("server", "machine"),
+    [
+        ("http://localhost:8080", "localhost:8080"),
+        ("https://wandb.example.org", "wandb.example.org"),
+        ("https://api.forge.coreweave.com", "api.wandb.ai"),
+    ],
+)
+def test_a_key_is_found_under_the_host_that_wandb_looks_for(home, monkeypatch, server, machine):
+    assert mode_of_a_run(monkeypatch, home, server) == "offline"
+    write_key(home / ".netrc", machine)
+    assert mode_of_a_run(monkeypatch, home, server) == "online"
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "given"),
+    [(".netrc", 0o644, ""), ("_netrc", 0o600, ""), ("keys", 0o600, "~/keys")],
+)
+def test_a_key_is_found_in_the_file_that_wandb_opens(home, monkeypatch, name, mode, given):
+    write_key(home / name, "localhost", mode)
+    monkeypatch.setenv("NETRC", given)
+    assert mode_of_a_run(monkeypatch, home, "http://localhost") == "online"
+
+
+def test_a_key_of_another_port_is_none(home, monkeypatch):
+    write_key(home / ".netrc", "localhost")
+    assert mode_of_a_run(monkeypatch, home, "http://localhost:8080") == "offline"
+
+
+@pytest.mark.parametrize("content", ["machine", "machine localhost login user"])
+def test_a_file_without_a_whole_key_has_none(home, monkeypatch, content):
+    (home / ".netrc").write_text(content)
+    (home / ".netrc").chmod(0o600)
+    assert mode_of_a_run(monkeypatch, home, "http://localhost") == "offline"

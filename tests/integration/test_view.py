@@ -16,6 +16,7 @@ from rollart_core.engine.shards import read_shard
 from rollart_core.errors import UserError
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
 from rollart_core.view.export import Filters, export
+from rollart_core.view.pictures import save
 from rollart_core.view.plot import plot, read_course, throughput
 
 CONFIG = {"mode": "async", "max_staleness": 1, "name": "test"}
@@ -124,6 +125,13 @@ def test_what_cannot_be_drawn_says_so(
         plot([run_dir], tmp_path / "x.png")
 
 
+def test_a_picture_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UserError, match=r"x\.png: cannot be written"):
+        save(None, file / "x.png")
+
+
 def test_json_lines_hold_what_is_asked_for_and_say_what_is_left_out(
     run_dir: Path, tmp_path: Path, rollart: Command
 ) -> None:
@@ -182,6 +190,66 @@ def test_nothing_is_written_over_and_nothing_is_left_half(run_dir: Path, tmp_pat
     with pytest.raises(UserError, match=r"nothing to export: .*reward below 9"):
         export([run_dir], "parquet", empty / "y.parquet", Filters(min_reward=9))
     assert list(empty.iterdir()) == []
+
+
+@pytest.fixture
+def mixed_dir(tmp_path: Path) -> Path:
+    """A run of two installed environments, one under a name, and one that is not installed."""
+    folder = tmp_path / "mixed-1"
+    folder.mkdir()
+    envs = [
+        {"id": "toy/FrozenLake-v1", "name": "ice", "weight": 1.0},
+        {"id": "webshop/WebShop-v1", "name": "webshop/WebShop-v1", "weight": 1.0},
+        {"id": "gone/Maze-v1", "name": "maze", "weight": 1.0},
+    ]
+    journal = Journal(folder, {**CONFIG, "env": envs})
+    for i, env in enumerate(envs):
+        one = trajectory(i, reward=1.0, env=str(env["name"]))
+        journal.dispatched(one.ticket, 0)
+        journal.trajectory(one)
+    journal.close()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (("ice",), ["ice"]),
+        (("toy/FrozenLake-v1",), ["ice"]),
+        (("frozenlake",), ["ice"]),
+        (("webshop",), ["webshop/WebShop-v1"]),
+        (("gone/Maze-v1", "webshop"), ["webshop/WebShop-v1", "maze"]),
+    ],
+)
+def test_an_environment_is_asked_for_by_name_id_or_alias(
+    mixed_dir: Path, tmp_path: Path, asked: tuple[str, ...], found: list[str]
+) -> None:
+    out = tmp_path / "x.jsonl"
+    export([mixed_dir], "sharegpt", out, Filters(envs=asked))
+    assert [json.loads(line)["env"] for line in out.read_text().splitlines()] == found
+
+
+def test_a_run_of_one_environment_is_asked_for_by_alias_too(tmp_path: Path) -> None:
+    one = trajectory(0, reward=1.0, env="webshop/WebShop-v1")
+    journal = Journal(tmp_path, {**CONFIG, "env": {"id": "webshop/WebShop-v1", "goals": "human"}})
+    journal.dispatched(one.ticket, 0)
+    journal.trajectory(one)
+    journal.close()
+    assert export([tmp_path], "jsonl", tmp_path / "x", Filters(envs=("webshop",))).written == 1
+
+
+def test_an_environment_that_no_run_has_is_told_with_those_there_are(
+    run_dir: Path, mixed_dir: Path, tmp_path: Path, rollart: Command
+) -> None:
+    out = tmp_path / "x" / "y.jsonl"
+    code, _, err = rollart("export", str(mixed_dir), "--out", str(out), "--env", "webshpo")
+    assert (code, out.parent.exists()) == (1, False)
+    assert "--env webshpo: the run has ice, webshop/WebShop-v1, maze" in err
+    assert "Did you mean 'webshop'?" in err
+    # the journal of run_dir says nothing of its environments
+    assert export([run_dir, mixed_dir], "jsonl", out, Filters(envs=("frozenlake",))).written == 1
+    with pytest.raises(UserError, match=r"nothing to export: .*other environments"):
+        export([run_dir], "jsonl", tmp_path / "z.jsonl", Filters(envs=("frozenlake",)))
 
 
 def test_options_without_effect_are_refused(run_dir: Path, rollart: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 from rich.console import Console
 
@@ -84,3 +85,16 @@ def test_the_table_says_where_each_environment_ran_and_why() -> None:
     assert any("why maze" in line and "75% on served" in line for line in lines)
     assert not any("why shop" in line for line in lines)
     assert [line.split() for line in lines if ALL in line] == [["why", *ALL.split()]]
+
+
+def test_a_score_over_one_task_has_no_interval() -> None:
+    score = {"mean": 1.0, "low": None, "high": None, "n": 1}
+    gain = {"mean": 0.5, "low": -math.inf, "high": math.inf, "n": 1}
+    success = {"mean": 1.0, "low": 0.207, "high": 1.0, "n": 1}
+    report = {"success_after": success, "score_after": score, "score_gain": gain}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report_table(report))
+    text = console.export_text()
+    assert "1.000 of 1 " in text
+    assert "100.0% [20.7%, 100.0%] of 1 " in text
+    assert ["score", "gained", "+0.500"] in [line.split() for line in text.splitlines()]

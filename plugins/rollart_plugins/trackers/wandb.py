@@ -24,6 +24,8 @@ from rollart_plugins.trackers.config import WandbConfig
 
 _HOW_TO_INSTALL = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
 _NO_KEY = "there is no key: `wandb login`, or set WANDB_API_KEY"
+_ALSO_UNDER = {"api.forge.coreweave.com": "api.wandb.ai"}
+"""The host that W&B's own server had before, under which wandb finds its key too."""
 
 
 class WandbTracker(Tracker):
@@ -123,10 +125,17 @@ def _run_id(run_dir: Path) -> str:
 
 
 def _has_key(server: str) -> bool:
-    """Tell whether there is a key for a server; without one W&B would ask, and wait for it."""
+    """Tell whether there is a key for a server; without one W&B would ask, and wait for it.
+
+    It is looked for as wandb does: by host with port, in the first netrc file that is there.
+    """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    given, host = os.environ.get("NETRC"), urlsplit(server).netloc
+    paths = [Path(p).expanduser() for p in ([given] if given else ["~/.netrc", "~/_netrc"])]
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        found = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).hostname or "")
-        return found is not None
+        # Given a path, netrc takes a file that others may read, as wandb does.
+        known = netrc.netrc(next((p for p in paths if p.exists()), paths[0]))
+        found = known.authenticators(host) or known.authenticators(_ALSO_UNDER.get(host, host))
+        return found is not None and bool(found[2])
     return False
