@@ -12,7 +12,7 @@ each algorithm's own file.
     and where A < 0 no more than -w c A                       arXiv:1912.09729 (dual clip)
 
 with ``w`` of ``off_policy.py``. On the first update on a batch ``r`` is 1, and the gradient that of
-REINFORCE: ``-w A grad log pi``.
+REINFORCE: ``-w A grad log pi``. No ratio counts as more than ``e^80`` (``MAX_LOG_RATIO``).
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals, Zero
 from rollart_core.types import FloatArray, Group
 
 Metrics = dict[str, torch.Tensor]
+
+MAX_LOG_RATIO = 80.0
+"""Beyond this a ratio grows no more, before it overflows: the product over a long sample can.
+
+float32 ends at ``e^88.7``: the difference is room for advantages and sums. An infinite ratio would
+make NaN of what is exactly 0, the gradient where the clip holds it or the weight is 0."""
 
 
 class PolicyGradient(Algorithm):
@@ -139,7 +145,7 @@ class RatioPolicy(PolicyGradient):
             batch: The microbatch.
         """
         config, advantages = self.config, batch.advantages
-        ratio = log_ratio.exp()
+        ratio = _finite_exp(log_ratio)
         free = ratio * advantages
         bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
         is_clipped = bounded < free
@@ -171,6 +177,16 @@ class RatioPolicy(PolicyGradient):
             "is_weight_mean": weight,
             "is_weight_sq_mean": weight.square(),
         }
+
+
+def _finite_exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return ``[N]`` ratios of at most ``e^MAX_LOG_RATIO``, with the gradient of that beyond it.
+
+    A plain clamp has gradient 0 there, as if a ratio that no clip holds (the advantage is negative,
+    and there is no dual clip) had nothing more to teach.
+    """
+    excess = (log_ratio - MAX_LOG_RATIO).clamp(min=0).detach()
+    return (log_ratio - excess).exp()
 
 
 def _k3(log_ratio: torch.Tensor) -> torch.Tensor:

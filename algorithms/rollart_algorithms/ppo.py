@@ -14,8 +14,10 @@ last token:
 
 ``v`` is the critic's value now, ``V`` that before the first update on the batch; the clipped
 critic's loss is that of PPO's reference implementation (arXiv:2005.12729, section 3). Tokens that
-the environment wrote are stepped over. ``r_t`` is the reward at the last token (of the trajectory,
-or of each turn), less the KL penalty at every token (arXiv:1909.08593, section 2).
+the environment wrote are stepped over, and the others follow each other in the order of turns:
+those of a sub-agent, a sample of its own, lie between those of the agent that called it. ``r_t`` is
+the reward at the last token (of the trajectory, or of each turn), less the KL penalty at every
+token (arXiv:1909.08593, section 2).
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rollart_algorithms.config import PPOConfig
 from rollart_algorithms.credit import per_trajectory
 from rollart_algorithms.divergence import kl_penalties
-from rollart_algorithms.gae import TurnEnds, generalised_advantages, token_rewards
+from rollart_algorithms.gae import generalised_advantages, token_rewards
 from rollart_algorithms.policy_gradient import Metrics, RatioPolicy
+from rollart_algorithms.timeline import Timeline
 from rollart_algorithms.whitening import whitened
 from rollart_core.contracts.algorithm import LossBatch, Signals, ZeroAdvantage
 from rollart_core.types import FloatArray, Group, Trajectory
@@ -124,20 +126,19 @@ class PPO(RatioPolicy):
         masks = [s.loss_mask for s in trajectory.samples]
         if not any(mask.any() for mask in masks):
             return [np.zeros(len(mask), dtype=np.float32) for mask in masks]
-        ends = TurnEnds.of(trajectory)
-        rewards = token_rewards(trajectory, ends, per_turn=self.config.credit == "turn")
+        timeline = Timeline.of(trajectory)
+        rewards = token_rewards(trajectory, timeline, per_turn=self.config.credit == "turn")
         if len(penalties):
-            rewards -= np.concatenate([p[m] for p, m in zip(penalties, masks, strict=True)])
-        flat = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
+            rewards -= timeline.joined(penalties)
         everywhere = self.config.discount_unit == "token"
-        at = np.ones(len(flat), dtype=bool) if everywhere else ends.is_end
+        at = np.ones_like(timeline.is_end) if everywhere else timeline.is_end
         advantages = generalised_advantages(
             rewards,
-            flat.astype(np.float64),
+            timeline.joined(values),
             np.where(at, self.config.discount, 1.0),
             np.where(at, self.config.gae_lambda, 1.0),
         )
-        return _unflattened(advantages, masks)
+        return timeline.parted(advantages)
 
 
 class ValueHead(torch.nn.Module):
@@ -157,16 +158,3 @@ class ValueHead(torch.nn.Module):
         """Return ``[K]`` from ``[K, hidden_size]``."""
         values: torch.Tensor = self.linear(hidden).squeeze(-1)
         return values
-
-
-def _unflattened(
-    flat: npt.NDArray[np.float64], masks: Sequence[npt.NDArray[np.bool_]]
-) -> list[FloatArray]:
-    rows, start = [], 0
-    for mask in masks:
-        row = np.zeros(len(mask), dtype=np.float32)
-        stop = start + int(mask.sum())
-        row[mask] = flat[start:stop]
-        rows.append(row)
-        start = stop
-    return rows

@@ -9,8 +9,9 @@ Never: asks for a critic.
     with baseline: group_mean                       "REINFORCE++-baseline"
     A_t = (G'_t - mean(G')) / std(G'),  G'_t = G_t - mean of R in the group
 
-arXiv:2501.03262 (REINFORCE++). The objective is the clipped one of
-``policy_gradient.py``; KL is k1 in the reward unless the options say otherwise.
+arXiv:2501.03262 (REINFORCE++). Tokens are in the order of turns, whichever sample each is in. The
+objective is the clipped one of ``policy_gradient.py``; KL is k1 in the reward unless the options
+say otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rollart_algorithms.credit import (
 )
 from rollart_algorithms.divergence import kl_penalties
 from rollart_algorithms.policy_gradient import RatioPolicy
+from rollart_algorithms.timeline import Timeline
 from rollart_algorithms.whitening import whitened
 from rollart_core.contracts.algorithm import Signals
 from rollart_core.types import FloatArray, Group, Trajectory
@@ -62,13 +64,9 @@ class ReinforcePP(RatioPolicy):
 def _less_what_follows(
     trajectory: Trajectory, rows: Sequence[FloatArray], penalties: Sequence[FloatArray]
 ) -> list[FloatArray]:
-    """Return ``rows`` less the sum of penalties from each token to the trajectory's end."""
-    if not len(penalties):
+    """Return ``rows`` less the sum of penalties from each token to the last in time."""
+    if not len(penalties) or not trajectory.num_loss_tokens:
         return list(rows)
-    flat = np.concatenate(list(penalties)).astype(np.float64)
-    ahead = np.flip(np.cumsum(np.flip(flat)))
-    cuts = np.cumsum([len(row) for row in rows])[:-1]
-    return [
-        np.where(sample.loss_mask, row - part, 0).astype(np.float32)
-        for sample, row, part in zip(trajectory.samples, rows, np.split(ahead, cuts), strict=True)
-    ]
+    timeline = Timeline.of(trajectory)
+    ahead = np.flip(np.cumsum(np.flip(timeline.joined(penalties))))
+    return timeline.parted(timeline.joined(rows) - ahead)

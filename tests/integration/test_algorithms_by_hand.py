@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from math import log, sqrt
 
+import numpy as np
 import pytest
 import torch
 from algorithm_cases import (
@@ -170,6 +171,55 @@ def test_ppo_steps_over_what_the_environment_wrote_and_counts_turns() -> None:
     by_token = PPO(normalise="none", credit="turn", discount=0.5)
     # 0 + (1 + (0 + 2/2)/2)/2 = 0.75; 1 + (0 + 2/2)/2 = 1.5; 1; 2
     assert flat_advantages(by_token, two, zero) == pytest.approx([0.75, 1.5, 1, 2])
+
+
+def with_a_sub_agent(*earned: float) -> Group:
+    """Return a group of one: an agent has turns 0 and 2, of two tokens, its sub-agent turn 1."""
+    whole = trajectory(sum(earned), (2, 2, 2), earned=earned)
+    return group([replace(whole, samples=(sample([2, 0, 2]), sample([0, 2])))])
+
+
+@pytest.mark.parametrize(
+    ("earned", "expected"),
+    # tokens of turns 0, 0, 2, 2 and 1, 1: what their turn and those after it earned
+    [
+        ((0.0, 1.0, 0.0), [1, 1, 0, 0, 1, 1]),
+        ((0.0, 0.0, 1.0), [1, 1, 1, 1, 1, 1]),
+        ((1.0, 2.0, 4.0), [7, 7, 4, 4, 6, 6]),
+    ],
+)
+def test_ppo_credits_the_turns_of_a_sub_agent_when_they_were(
+    earned: tuple[float, ...], expected: list[float]
+) -> None:
+    algorithm = PPO(normalise="none", credit="turn")
+    values = flat_advantages(algorithm, [with_a_sub_agent(*earned)], {"values": [0.0] * 6})
+    assert values == pytest.approx(expected)
+
+
+def test_ppo_looks_from_an_agent_to_its_sub_agent_and_back() -> None:
+    # values 0, the reward on the last token of turn 2: 0.9 for each token between, in time
+    algorithm = PPO(normalise="none", gae_lambda=0.9)
+    batch = [with_a_sub_agent(0.0, 0.0, 1.0)]
+    values = flat_advantages(algorithm, batch, {"values": [0.0] * 6})
+    assert values == pytest.approx([0.9**5, 0.9**4, 0.9, 1, 0.9**3, 0.9**2])
+    # by turns: 0.9 for each that ends between
+    by_turn = PPO(normalise="none", gae_lambda=0.9, discount_unit="turn")
+    values = flat_advantages(by_turn, batch, {"values": [0.0] * 6})
+    assert values == pytest.approx([0.81, 0.81, 1, 1, 0.9, 0.9])
+    # values 1 to 6 in time: with lambda 0 what is learned is the next one, and 1 at the end
+    one_step = PPO(normalise="none", gae_lambda=0.0)
+    case = Case(one_step, batch, {"values": (1.0, 2.0, 5.0, 6.0, 3.0, 4.0)})
+    returns = case.batch.signals["returns"][case.batch.loss_mask]
+    assert returns.tolist() == pytest.approx([2, 3, 6, 1, 4, 5])
+
+
+def test_reinforce_pp_subtracts_what_diverges_later_in_time() -> None:
+    # k1 of 1 to 6 in time; 0 less the sums of those from each on: -21, -20, -11, -6; -18, -15
+    ref = [-1.0 - k for k in (1, 2, 5, 6, 3, 4)]
+    batch = [with_a_sub_agent(0.0, 0.0, 0.0)]
+    values = flat_advantages(ReinforcePP(kl_coef=1.0), batch, {"ref_logprobs": ref})
+    returns = np.array([-21, -20, -11, -6, -18, -15])
+    assert values == pytest.approx(((returns - returns.mean()) / returns.std()).tolist())
 
 
 def test_ppo_critic() -> None:

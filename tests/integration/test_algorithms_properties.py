@@ -55,6 +55,18 @@ def values_of(algorithm: Algorithm, groups: list[Group]) -> list[float]:
     return flat_advantages(algorithm, groups, signals(algorithm, groups))
 
 
+ROWS = ("token_ids", "loss_mask", "inference_logprobs", "policy_versions", "turn_ids")
+
+
+def in_branches(whole: Group, branches: list[list[int]]) -> Group:
+    """Return the same group with its first member's turns in a sample for each branch."""
+    first, *others = whole.trajectories
+    (row,) = first.samples
+    kept = [~row.loss_mask | np.isin(row.turn_ids, turns) for turns in branches]
+    samples = (replace(row, **{name: getattr(row, name)[at] for name in ROWS}) for at in kept)
+    return replace(whole, trajectories=(replace(first, samples=tuple(samples)), *others))
+
+
 def one_turn(rewards: list[float]) -> list[Group]:
     return [group([trajectory(r, (2,)) for r in rewards])]
 
@@ -96,6 +108,38 @@ def test_advantages_follow_their_members(alias: str, rewards: list[float], rando
     assert per_member([rewards[i] for i in order]) == pytest.approx(
         [plain[i] for i in order], abs=1e-5
     )
+
+
+@pytest.mark.parametrize("branches", [[[0, 2], [1, 3]], [[0, 3], [2], [1]], [[1], [], [0, 2, 3]]])
+@pytest.mark.parametrize(
+    ("alias", "options"),
+    [
+        *((alias, {}) for alias in sorted(ENTRY_POINTS)),
+        ("ppo", {"credit": "turn", "gae_lambda": 0.9, "discount": 0.8, "kl_coef": 0.1}),
+        ("ppo", {"credit": "turn", "discount": 0.8, "discount_unit": "turn"}),
+        ("ppo", {"gae_lambda": 0.9, "normalise": "none"}),
+        ("reinforce++", {"kl_coef": 0.1}),
+        ("reinforce++", {"kl_coef": 0.1, "baseline": "group_mean"}),
+        ("grpo", {"credit": "turn", "discount": 0.8, "kl_coef": 0.1, "kl_in": "reward"}),
+        ("gigpo", {"kl_coef": 0.1, "kl_in": "reward"}),
+        ("topr", {"credit": "turn", "discount": 0.8}),
+    ],
+)
+def test_advantages_are_those_of_turns_whichever_sample_they_are_in(
+    alias: str, options: dict[str, object], branches: list[list[int]]
+) -> None:
+    turns, logprobs = (2, 1, 3, 1), [-0.3, -0.7, -1.1, -0.2, -0.9, -0.6, -0.4]
+    first = trajectory(3.0, turns, earned=(0.5, 1.0, 0.0, 1.5), inference=logprobs)
+    whole = group([first, trajectory(1.0, (2, 1), earned=(1.0, 0.0))])
+    parted = in_branches(whole, branches)
+    algorithm = make(alias, **options)
+    # Where each token of the branches is in the whole: the three of the other member stay.
+    turn_ids = np.repeat(np.arange(4), turns)
+    order = [*np.concatenate([np.flatnonzero(np.isin(turn_ids, b)) for b in branches]), 7, 8, 9]
+    given = signals(algorithm, [whole])
+    moved = {name: np.array(flat)[order].tolist() for name, flat in given.items()}
+    expected = np.array(flat_advantages(algorithm, [whole], given))[order]
+    assert flat_advantages(algorithm, [parted], moved) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("alias", sorted(set(COUNT_BY_REWARD) - {"ppo", "raft++"}))
