@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
@@ -71,8 +71,9 @@ class Tasks(Protocol):
         """Put a task back, to come first."""
 
 
-_State = Literal["queued", "running", "scoring", "finished", "lost", "redundant"]
-"""``scoring``: it has played, holds no place, and waits for its score."""
+_State = Literal["queued", "running", "played", "scoring", "finished", "lost", "redundant"]
+"""``played``: it holds no place, and its group is to be scored once all have; ``scoring``: it holds
+none either, and its score has been asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +84,11 @@ class _Member:
     group: _Group
     state: _State = "queued"
     version: int = -1
-    """While running or scoring: the version it began with; when finished: its oldest."""
+    """Until it has finished: the version it began with; after that: its oldest."""
     first_attempt: int = 0
     """Of this life of the run: retries are counted from here."""
+    last_failure: str = ""
+    """Why the attempt before this one failed."""
 
     @property
     def num_retries(self) -> int:
@@ -111,7 +114,7 @@ class _Group:
     @property
     def num_waiting(self) -> int:
         """Members that have played and wait for their score."""
-        return sum(m.state == "scoring" for m in self.members)
+        return sum(m.state in _WAITING for m in self.members)
 
     @property
     def num_finished(self) -> int:
@@ -122,9 +125,10 @@ class _Group:
         return min((m.version for m in self.members if m.state in _LIVE), default=None)
 
 
-_UNSETTLED = ("queued", "running", "scoring")
-_EXECUTED = ("running", "scoring")
-_LIVE = ("running", "scoring", "finished")
+_WAITING = ("played", "scoring")
+_EXECUTED = ("running", *_WAITING)
+_UNSETTLED = ("queued", *_EXECUTED)
+_LIVE = (*_EXECUTED, "finished")
 
 
 class Scheduler:
@@ -171,7 +175,7 @@ class Scheduler:
         return Snapshot(
             policy_version=self._version,
             num_running=self._num_running,
-            num_scoring=sum(m.state == "scoring" for m in self._members.values()),
+            num_scoring=sum(m.state in _WAITING for m in self._members.values()),
             num_open_groups=len(self._unconsumed) - len(self._ready),
             num_ready_groups=len(self._ready),
             dispatched=c.dispatched,
@@ -199,11 +203,13 @@ class Scheduler:
 
     def _on_episode_played(self, event: EpisodePlayed) -> None:
         member = self._executed_member(event.ticket_id, event.attempt)
-        if member is None or member.state == "scoring":
+        if member is None or member.state != "running":
             return
-        self._leave_running(member, "scoring")
         if self._scored_together(member.group):
+            self._leave_running(member, "played")
             self._score_group(member.group)
+        else:
+            self._leave_running(member, "scoring")
 
     def _on_episode_finished(self, event: EpisodeFinished) -> None:
         member = self._executed_member(event.ticket_id, event.attempt)
@@ -213,6 +219,8 @@ class Scheduler:
         member.version = event.oldest_version
         self._counts.finished += 1
         self._attempts.add(member.ticket.task.env_id, None)
+        if self._scored_together(member.group):
+            self._lose_unscored(member.group)
         self._settle(member.group)
 
     def _on_episode_failed(self, event: EpisodeFailed) -> None:
@@ -221,7 +229,9 @@ class Scheduler:
             return
         ticket = member.ticket
         self._count_failure(ticket.task.env_id, event.failure)
-        if event.failure.retryable and member.num_retries < self.policy.max_retries:
+        member.last_failure = f"{event.failure.kind}: {event.failure.message}"
+        retries_left = member.num_retries < self.policy.max_retries
+        if event.failure.retryable and retries_left and not self._has_scores(member.group):
             self._leave_running(member, "queued")
             member.ticket = Ticket(
                 ticket.ticket_id, ticket.task, ticket.group_id, ticket.index, ticket.attempt + 1
@@ -229,7 +239,8 @@ class Scheduler:
             self._retries.append(member)
             self._counts.retried += 1
         else:
-            self._lose(member, f"{event.failure.kind}: {event.failure.message}")
+            self._lose(member, member.last_failure)
+            self._settle(member.group)
 
     def _on_ticket_expired(self, event: TicketExpired) -> None:
         member = self._members.get(event.ticket_id)
@@ -241,6 +252,7 @@ class Scheduler:
             failure = Failure(FailureKind.TIMEOUT, "ticket", reason, retryable=False)
             self._count_failure(member.ticket.task.env_id, failure)
         self._lose(member, f"{FailureKind.TIMEOUT}: {reason}")
+        self._settle(member.group)
 
     def _on_group_kept(self, event: GroupKept) -> None:
         group = self._groups.get(event.group_id)
@@ -293,7 +305,6 @@ class Scheduler:
         self._leave_running(member, "lost")
         self._counts.lost += 1
         self._actions.append(LoseTicket(member.ticket.ticket_id, reason))
-        self._settle(member.group)
 
     def _settle(self, group: _Group) -> None:
         if group.num_finished >= self.policy.group_size:
@@ -313,22 +324,39 @@ class Scheduler:
     def _scored_together(self, group: _Group) -> bool:
         return group.task.env_id in self.policy.scored_together
 
-    def _score_group(self, group: _Group) -> None:
-        """Have a group scored once all members that it needs, or has left, wait for it."""
-        if group.num_waiting >= self.policy.group_size:
-            self._abort_rest(group, keep="scoring")
-        if group.num_finished or group.num_waiting < group.num_unsettled:
-            return  # its scores arrive, or members still play
-        waiting = tuple(m.ticket.ticket_id for m in group.members if m.state == "scoring")
-        if len(waiting) < self.policy.min_group_size:
-            self._drop(group, "too_small")
-        else:
-            self._actions.append(ScoreGroup(group.group_id, waiting))
+    def _has_scores(self, group: _Group) -> bool:
+        """Whether a group has been scored together; who fails after that cannot be, with them."""
+        return self._scored_together(group) and group.num_finished > 0
 
-    def _abort_rest(self, group: _Group, *, keep: _State | None = None) -> None:
+    def _score_group(self, group: _Group) -> None:
+        """Have a group scored, once, when all members that it needs, or has left, wait for it."""
+        if group.num_waiting >= self.policy.group_size:
+            self._abort_rest(group, keep=_WAITING)
+        if group.num_waiting < group.num_unsettled:
+            return  # members still play
+        if group.num_finished + group.num_waiting < self.policy.min_group_size:
+            self._drop(group, "too_small", requeue=self.policy.requeues_small)
+        elif all(m.state != "scoring" for m in group.members):  # else: how that ends decides
+            played = [m for m in group.members if m.state == "played"]
+            for member in played:
+                member.state = "scoring"
+            ticket_ids = tuple(m.ticket.ticket_id for m in played)
+            self._actions.append(ScoreGroup(group.group_id, ticket_ids))
+
+    def _lose_unscored(self, group: _Group) -> None:
+        """Lose the members that failed and play again while their siblings got their scores."""
+        for member in group.members:
+            if member.state not in _UNSETTLED or member.state == "scoring":
+                continue
+            if member.state in _EXECUTED:
+                reason = "its siblings have been scored without it"
+                self._actions.append(AbortEpisode(member.ticket.ticket_id, reason))
+            self._lose(member, member.last_failure)
+
+    def _abort_rest(self, group: _Group, *, keep: Container[str] = ()) -> None:
         """Give up the members that are not needed: no failure, and nothing that is retried."""
         for member in group.members:
-            if member.state not in _UNSETTLED or member.state == keep:
+            if member.state not in _UNSETTLED or member.state in keep:
                 continue
             if member.state in _EXECUTED or member.num_retries:
                 self._counts.aborted += 1

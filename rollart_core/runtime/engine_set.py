@@ -152,7 +152,12 @@ class EngineSet:
         self._engines[index] = engine
 
     async def _remove(self, index: int) -> None:
-        engine = self._engines.pop(index)
-        await self.router.remove(engine)
-        await engine.close()
-        await self._rooms.free_room("engine", index)
+        engine = self._engines[index]
+        try:
+            await self.router.remove(engine)
+        finally:  # also when the run's end cuts it short
+            try:
+                await engine.close()
+                del self._engines[index]  # not before: `close` must find it
+            finally:
+                await self._rooms.free_room("engine", index)

@@ -1,6 +1,7 @@
 """The schedule under random orders of events: the promises hold and it never gets stuck."""
 
 import random
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from rollart_core.engine.events import (
     DropGroup,
     EpisodeFailed,
     EpisodeFinished,
+    EpisodePlayed,
     Event,
     GroupFiltered,
     GroupKept,
@@ -20,6 +22,7 @@ from rollart_core.engine.events import (
     ReturningGroup,
     RunStarted,
     SchedulePolicy,
+    ScoreGroup,
     StartEpisode,
     StopRequested,
     StopRun,
@@ -30,6 +33,10 @@ from rollart_core.engine.events import (
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource
 from rollart_core.types import Failure, FailureKind, Ticket
+
+ENV = "fake/Env-v0"
+TOGETHER = frozenset([ENV])
+TIMEOUT = "timeout: the deadline over all attempts passed"
 
 
 class World:
@@ -53,10 +60,15 @@ class World:
         self.trained_at: dict[str, int] = {}
         self.rng = rng
         self.chaos = chaos
-        self.scheduler = Scheduler(policy, TaskSource("fake/Env-v0", "train", 20, 0))
+        self.scheduler = Scheduler(policy, TaskSource(ENV, "train", 20, 0))
         self.engine = self.trainer = self.begins.policy_version
         self.training = False
         self.running: dict[str, tuple[Ticket, int]] = {}
+        self.played: dict[str, Literal["waits", "scored", "unscored"]] = {}
+        """Of the running: those whose group is scored together; its score came, or failed."""
+        self.failures: dict[str, str] = {}
+        self.enough: set[str] = set()
+        """Groups of which as many as are needed have played."""
         self.to_judge: list[str] = []
         self.oldest: dict[str, int] = {}
         self.settled: dict[str, str] = {}
@@ -69,8 +81,9 @@ class World:
     def possible(self) -> list[Event]:
         """One event of each kind that the world could bring now."""
         events: list[Event] = []
-        if self.running:
-            events += [self.episode_end(*self.rng.choice(list(self.running.values())))] * 4
+        able = [running for t, running in self.running.items() if self.played.get(t) != "waits"]
+        if able:
+            events += [self.episode_end(*self.rng.choice(able))] * 4
         if self.to_judge:
             group = self.rng.choice(self.to_judge)
             drop = self.rng.random() < self.chaos / 2
@@ -79,16 +92,23 @@ class World:
             events.append(BatchTrained(self.trainer + 1))
         if self.engine < self.trainer:
             events.append(WeightsLoaded(self.rng.randint(self.engine + 1, self.trainer)))
+        waiting = [t for t, state in self.played.items() if state == "waits"]
+        if events and waiting and self.rng.random() < self.chaos * 0.1:
+            events.append(TicketExpired(self.rng.choice(waiting)))  # never the only way on
         return events
 
     def episode_end(self, ticket: Ticket, start: int) -> Event:
         chance = self.rng.random()
+        state = self.played.get(ticket.ticket_id)
         if chance < self.chaos * 0.1:
             return TicketExpired(ticket.ticket_id)
-        if chance < self.chaos:
+        if chance < self.chaos or state == "unscored":
             kind = self.rng.choice(list(FailureKind))
-            failure = Failure(kind, "env.step", "boom", retryable=self.rng.random() < 0.7)
+            message = f"boom {self.rng.random()}"
+            failure = Failure(kind, "env.step", message, retryable=self.rng.random() < 0.7)
             return EpisodeFailed(ticket.ticket_id, ticket.attempt, failure)
+        if self.policy.scored_together and state is None:
+            return EpisodePlayed(ticket.ticket_id, ticket.attempt)
         # An engine may answer with weights that not all engines hold yet.
         oldest = self.rng.randint(start, self.trainer)
         return EpisodeFinished(ticket.ticket_id, ticket.attempt, oldest)
@@ -101,24 +121,32 @@ class World:
         self.history.append(event)
         self.note(event)
         self.apply(self.scheduler.handle(event))
-        assert len(self.running) <= self.policy.max_concurrent
+        assert len(self.running) - len(self.played) <= self.policy.max_concurrent
 
     def is_late(self, event: Event) -> bool:
         match event:
             case EpisodeFinished(ticket_id, attempt) | EpisodeFailed(ticket_id, attempt):
                 running = self.running.get(ticket_id)
                 return running is None or running[0].attempt > attempt
+            case EpisodePlayed(ticket_id, attempt):
+                running = self.running.get(ticket_id)
+                return running is None or running[0].attempt > attempt or ticket_id in self.played
             case GroupKept(group) | GroupFiltered(group):
                 return group not in self.to_judge
         return False
 
     def note(self, event: Event) -> None:
         match event:
+            case EpisodePlayed(ticket_id):
+                self.played[ticket_id] = "waits"
             case EpisodeFinished(ticket_id, _, oldest):
-                del self.running[ticket_id]
+                self.end(ticket_id)
                 self.oldest[ticket_id] = oldest
-            case EpisodeFailed(ticket_id):
-                del self.running[ticket_id]
+            case EpisodeFailed(ticket_id, _, failure):
+                self.end(ticket_id)
+                self.failures[ticket_id] = f"{failure.kind}: {failure.message}"
+            case TicketExpired(ticket_id):
+                self.failures[ticket_id] = TIMEOUT
             case GroupKept(group) | GroupFiltered(group):
                 self.to_judge.remove(group)
             case BatchTrained(version):
@@ -141,13 +169,18 @@ class World:
                     self.attempts[ticket.ticket_id] = ticket
                     self.running[ticket.ticket_id] = ticket, start
                 case AbortEpisode(ticket_id, "redundant"):
-                    self.running.pop(ticket_id, None)  # or it was waiting for a retry
+                    if ticket_id in self.running:  # or it was waiting for a retry
+                        self.end(ticket_id)
                     self.spare.add(ticket_id)
                     self.settle(ticket_id, "redundant")
                 case AbortEpisode(ticket_id, _):
-                    del self.running[ticket_id]
-                case LoseTicket(ticket_id, _):
+                    self.end(ticket_id)
+                case LoseTicket(ticket_id, reason):
+                    assert ticket_id not in self.running
+                    assert reason == self.failures[ticket_id]
                     self.settle(ticket_id, "lost")
+                case ScoreGroup(group, ticket_ids):
+                    self.score(group, ticket_ids)
                 case CompleteGroup(group, lost):
                     members = [f"{group}.{i}" for i in range(self.policy.num_members)]
                     done = [t for t in members if t in self.oldest]
@@ -156,12 +189,16 @@ class World:
                     assert not self.spare & set(done)
                     gone = [t for t in members if self.settled.get(t) == "lost"]
                     # None is given up while the group needs it.
-                    assert len(done) == self.policy.group_size or len(done) + len(gone) == len(
-                        members
+                    assert (
+                        len(done) == self.policy.group_size
+                        or len(done) + len(gone) == len(members)
+                        or group in self.enough
                     )
                     self.to_judge.append(group)
-                case DropGroup(group, reason):
+                case DropGroup(group, reason, requeued):
                     self.dropped.add(group)
+                    small = self.policy.requeues_small and reason == "too_small"
+                    assert requeued == (small or reason == "too_stale")
                     if group in self.to_judge:
                         self.to_judge.remove(group)
                     for ticket_id in self.members(group):
@@ -172,6 +209,22 @@ class World:
                     self.train(action)
                 case StopRun():
                     self.stopped = action
+
+    def score(self, group: str, ticket_ids: tuple[str, ...]) -> None:
+        """Score a group as a whole: all of its members that wait, and no attempt twice."""
+        assert self.policy.min_group_size <= len(ticket_ids) <= self.policy.group_size
+        there = [t for t in self.members(group) if t in self.running]
+        assert list(ticket_ids) == there
+        assert {self.played.get(t) for t in there} == {"waits"}
+        assert not self.oldest.keys() & set(self.members(group)), "some have another score"
+        if len(ticket_ids) == self.policy.group_size:
+            self.enough.add(group)
+        failed = self.rng.random() < self.chaos / 2
+        self.played.update(dict.fromkeys(ticket_ids, "unscored" if failed else "scored"))
+
+    def end(self, ticket_id: str) -> None:
+        del self.running[ticket_id]
+        self.played.pop(ticket_id, None)
 
     def train(self, batch: TrainBatch) -> None:
         assert not self.training
@@ -234,6 +287,7 @@ class World:
         assert counts.lost == hows.count("lost")
         assert counts.redundant >= hows.count("redundant")
         assert counts.num_running == counts.num_open_groups == counts.num_ready_groups == 0
+        assert counts.num_scoring == 0
         assert counts.batches == self.trainer - self.begins.policy_version
 
 
@@ -244,6 +298,7 @@ def policies(draw: st.DrawFn) -> SchedulePolicy:
         groups_per_batch=draw(st.integers(1, 4)),
         group_size=group_size,
         min_group_size=draw(st.integers(1, group_size)),
+        requeues_small=draw(st.booleans()),
         max_concurrent=draw(st.integers(1, 24)),
         redundant=draw(st.sampled_from([0, 0, 1, 3])),
         max_staleness=draw(st.integers(0, 4)),
@@ -251,6 +306,7 @@ def policies(draw: st.DrawFn) -> SchedulePolicy:
         mode=draw(st.sampled_from(["sync", "async", "async"])),
         max_retries=draw(st.integers(0, 2)),
         num_batches=draw(st.integers(1, 6)),
+        scored_together=draw(st.sampled_from([frozenset(), TOGETHER])),
     )
 
 

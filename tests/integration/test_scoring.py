@@ -369,6 +369,25 @@ def test_a_group_fails_as_one_and_alone_it_is_scored_alone() -> None:
     assert [len(c.requests) for c in MADE[0].calls] == [1, 1]
 
 
+def test_a_group_that_loses_a_member_while_it_is_scored_gets_its_scores() -> None:
+    async def use(room: ScoringRoom) -> Any:
+        room.on_played = lambda ticket, attempt: None
+        score = room.scorer(reward(group=True))
+        requests = [example_request(i / 10, index=i) for i in range(3)]
+        members = [asyncio.ensure_future(score(request)) for request in requests]
+        await asyncio.sleep(0.001)
+        room.score_group([request.ticket_id for request in requests])
+        while not MADE[0].calls:
+            await asyncio.sleep(0.001)
+        members[0].cancel()
+        return await asyncio.gather(*members, return_exceptions=True)
+
+    (lost, *scored), _ = run(use, backend(0.05))
+    assert isinstance(lost, asyncio.CancelledError)
+    assert values(scored) == [0.1, 0.2]
+    assert [len(call.requests) for call in MADE[0].calls] == [3]
+
+
 def test_nobody_waits_for_a_cancelled_trajectory() -> None:
     async def use(room: ScoringRoom) -> Any:
         task = asyncio.ensure_future(scores(room, 2))

@@ -32,7 +32,7 @@ from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.scoring.room import ScoringRoom
-from rollart_core.types import Sample, Ticket, Trajectory, Turn
+from rollart_core.types import Failure, FailureKind, Sample, Ticket, Trajectory, Turn
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.serve import Listening, application
 
@@ -328,6 +328,30 @@ def test_a_group_is_scored_whole_with_fewer_places_than_members(tmp_path: Path, 
         assert [t.reward for t in ranked] == [0.0, 1 / 3, 2 / 3, 1.0]
     (numbers,) = room.totals().values()
     assert numbers["scores"] == 4 * (numbers["invocations"] - numbers["broken"])
+
+
+def test_no_group_waits_for_who_fails_after_it_was_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, rng = Seats.run_episode, random.Random(3)
+
+    async def play_and_judge(seats: Seats, ticket: Ticket, start_version: int) -> Trajectory:
+        """Play, and have a teacher speak of it who now and then has nothing to say."""
+        trajectory = await play(seats, ticket, start_version)
+        await asyncio.sleep(0.01 * rng.random())
+        if trajectory.failure is not None or rng.random() > 0.2:
+            return trajectory
+        failure = Failure(FailureKind.INFERENCE, "teacher", "it has nothing to say")
+        return Trajectory(ticket, "failed", failure=failure, start_version=start_version)
+
+    monkeypatch.setattr(Seats, "run_episode", play_and_judge)
+    failures = {"max_retries": 2, "max_rate": 1.0}
+    scoring = {"backend": {"id": FAULTY}}
+    _, stop, _ = train(tmp_path, reward=GROUP, scoring=scoring, failures=failures)
+    assert stop.kind == "done"
+    checked = audit(tmp_path)
+    assert checked.ok, checked.violations
+    assert set(checked.lost) == {"inference"}  # and none of them of a timeout
 
 
 def test_scores_beside_the_rollout_take_little_more_than_half_the_time(

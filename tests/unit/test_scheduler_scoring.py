@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rollart_core.engine.events import (
     AbortEpisode,
     CompleteGroup,
@@ -26,6 +28,7 @@ from rollart_core.types import Failure, FailureKind
 
 ENV = "fake/Env-v0"
 NO_SCORE = Failure(FailureKind.REWARD, "reward.score", "no verdict")
+NO_TEACHER = Failure(FailureKind.INFERENCE, "teacher", "it has nothing to say")
 
 
 def scheduler(**options: Any) -> Scheduler:
@@ -136,3 +139,77 @@ def test_a_group_whose_score_fails_plays_again() -> None:
     assert ids(tell(s, *failed)) == ["g0000000.0", "g0000000.1"]
     actions = tell(s, *played("0.0", "0.1", attempt=1))
     assert of(ScoreGroup, actions) == [ScoreGroup("g0000000", ("g0000000.0", "g0000000.1"))]
+
+
+def failed(*names: str, attempt: int = 0, failure: Failure = NO_TEACHER) -> list[EpisodeFailed]:
+    return [EpisodeFailed(f"g000000{name}", attempt, failure) for name in names]
+
+
+def test_who_fails_after_its_siblings_have_their_scores_is_lost_for_what_it_failed_of() -> None:
+    s = together(group_size=3, max_retries=5)
+    s.handle(RunStarted())
+    tell(s, *played("0.0", "0.1", "0.2"), *finished("0.0"))
+    assert tell(s, *failed("0.1")) == [
+        LoseTicket("g0000000.1", "inference: it has nothing to say"),
+    ]
+    assert tell(s, *finished("0.2")) == [CompleteGroup("g0000000", (1,))]
+    assert s.snapshot().retried == 0
+
+
+@pytest.mark.parametrize("came", ["queued", "running", "played"])
+def test_who_plays_again_is_lost_once_its_siblings_have_their_scores(came: str) -> None:
+    s = together(groups_per_batch=2, max_concurrent=2)
+    s.handle(RunStarted())
+    tell(s, *played("0.0", "0.1"))  # the other group takes their places
+    assert ids(tell(s, *failed("0.1"))) == []
+    if came != "queued":
+        assert ids(tell(s, *played("1.0"))) == ["g0000000.1"]
+    if came == "played":
+        assert tell(s, *played("0.1", attempt=1)) == []
+    actions = tell(s, *finished("0.0"))
+    aborted = [a.ticket_id for a in of(AbortEpisode, actions)]
+    assert aborted == ([] if came == "queued" else ["g0000000.1"])
+    lost = LoseTicket("g0000000.1", "inference: it has nothing to say")
+    assert of(LoseTicket, actions) == [lost]
+    assert of(CompleteGroup, actions) == [CompleteGroup("g0000000", (1,))]
+    assert (s.snapshot().lost, s.snapshot().aborted) == (1, 0)
+    assert tell(s, *failed("0.1", attempt=1)) == []
+    assert "g0000000.1" not in ids(tell(s, *played("1.1")))
+
+
+def test_who_plays_again_is_scored_with_all_that_do() -> None:
+    s = together(max_retries=5)
+    s.handle(RunStarted())
+    tell(s, *played("0.0", "0.1"), *failed("0.1"))
+    assert tell(s, *played("0.1", attempt=1)) == []  # the other may have its score
+    assert ids(tell(s, *failed("0.0"))) == ["g0000000.0"]
+    actions = tell(s, *played("0.0", attempt=1))
+    assert actions == [ScoreGroup("g0000000", ("g0000000.0", "g0000000.1"))]
+
+
+def test_a_group_whose_member_expires_while_it_is_scored_is_not_scored_again() -> None:
+    s = together(group_size=3)
+    s.handle(RunStarted())
+    tell(s, *played("0.0", "0.1", "0.2"))
+    actions = tell(s, TicketExpired("g0000000.0"))
+    assert [type(a) for a in actions] == [AbortEpisode, LoseTicket]
+    actions = tell(s, *finished("0.1", "0.2"))
+    assert actions == [CompleteGroup("g0000000", (0,))]
+
+
+def test_a_group_that_is_being_scored_and_becomes_too_small_is_dropped_at_once() -> None:
+    s = together(group_size=3, min_group_size=3)
+    s.handle(RunStarted())
+    tell(s, *played("0.0", "0.1", "0.2"), *finished("0.1"))
+    actions = tell(s, *failed("0.0"))
+    assert of(DropGroup, actions) == [DropGroup("g0000000", "too_small")]
+    assert [a.ticket_id for a in of(AbortEpisode, actions)] == ["g0000000.2"]
+
+
+@pytest.mark.parametrize("requeues", [False, True])
+def test_the_task_of_a_group_too_small_to_be_scored_comes_again(requeues: bool) -> None:
+    s = together(min_group_size=2, max_retries=0, requeues_small=requeues)
+    (first, _) = of(StartEpisode, s.handle(RunStarted()))
+    actions = tell(s, *played("0.0"), *failed("0.1"))
+    assert of(DropGroup, actions) == [DropGroup("g0000000", "too_small", requeues)]
+    assert (of(StartEpisode, actions)[0].ticket.task == first.ticket.task) == requeues
