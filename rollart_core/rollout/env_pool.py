@@ -173,9 +173,15 @@ class EnvPool:
         return sum(place.num_episodes for place in self._places)
 
     async def start(self) -> None:
-        """Start all workers."""
-        workers = await asyncio.gather(*(self._start_worker() for _ in range(self._num_workers)))
-        self._places = [_Place(worker) for worker in workers]
+        """Start all workers.
+
+        Raises:
+            Exception: Why one could not be started; the others are up until ``close``.
+        """
+        starts = (self._start_one() for _ in range(self._num_workers))
+        for error in await asyncio.gather(*starts, return_exceptions=True):
+            if error is not None:
+                raise error
 
     async def resize(self, num_workers: int) -> None:
         """Have this many workers: returns when those that join are up.
@@ -274,11 +280,19 @@ class EnvPool:
 
     async def _least_busy(self) -> _Place:
         self._drop_dead()
-        if len(self._places) < self._num_workers:
+        if len(self._places) < self._num_workers and not self._closed:
+            self._grow()
+        while not self._places:  # the others carry on where there are any
+            if self._closed:
+                raise PartDied("the env workers are closed")
             growing = self._grow()
-            while not self._places:
-                await asyncio.shield(growing)  # the others carry on where there are any
+            await asyncio.wait([growing])
+            if not growing.cancelled():
+                growing.result()
         return min(self._places, key=lambda p: p.num_episodes)
+
+    async def _start_one(self) -> None:
+        self._places.append(_Place(await self._start_worker()))
 
     def _grow(self) -> asyncio.Task[None]:
         """Start what workers are missing; one task at a time does."""
@@ -296,7 +310,7 @@ class EnvPool:
         num_failures = 0
         while len(self._places) < self._num_workers and not self._closed:
             try:
-                worker = await self._start_worker()
+                await self._start_one()
             except Exception:
                 num_failures += 1
                 if num_failures > MAX_START_RETRIES:
@@ -304,7 +318,6 @@ class EnvPool:
                 await asyncio.sleep(RETRY_S * 2**num_failures)
                 continue
             num_failures = 0
-            self._places.append(_Place(worker))
             if self._num_away:
                 self._num_away -= 1
                 if self.on_back is not None:

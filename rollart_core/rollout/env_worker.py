@@ -10,19 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.rollout.agent_host import AgentHost
 from rollart_core.rollout.env_answers import Observed, agent_result, cut, observed
+from rollart_core.rollout.episode_calls import EpisodeCalls, end_failure
 from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.tools.tool_set import checked_tools
 from rollart_core.types import Observation
+
+CLOSE_S: Final = 5.0
+"""How long the closing of an environment may take where no caller says."""
+NUM_EARLY_ENDS: Final = 256
+"""How many ends that came before their beginnings are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,13 @@ class _Seat:
     """What it answered last, for players that are not a model; the tools stay in the info."""
 
 
+@dataclass(slots=True)
+class _Episode(EpisodeCalls):
+    """One episode: the calls that run for it, and its environment once it has one."""
+
+    seat: _Seat | None = None
+
+
 class EnvWorker:
     """Holds the environments of many episodes; see the module."""
 
@@ -61,8 +75,10 @@ class EnvWorker:
             max_observation_chars: Longer observations are cut in the middle.
         """
         self._threads = DaemonThreads(num_threads)
+        self._closers = DaemonThreads(None, name="env-close")
         self._max_chars = max_observation_chars
-        self._seats: dict[str, _Seat] = {}
+        self._episodes: dict[str, _Episode] = {}
+        self._early_ends: deque[str] = deque(maxlen=NUM_EARLY_ENDS)
         self._idle: dict[str, list[_Seat]] = {}
         self._hung: list[AgentHost] = []
 
@@ -80,11 +96,12 @@ class EnvWorker:
         Raises:
             EnvironmentFailure: When making or resetting raised or answered nonsense.
             DeadlineFailure: After ``timeout_s``.
+            CancelledFailure: When the episode is ended before.
         """
+        episode = self._begun(episode_id, "env.reset")
         async with TimeLimit("env.reset", timeout_s):
-            seat = await self._seat(env)
-            self._seats[episode_id] = seat
-            with boundary(EnvironmentFailure, "env.reset"):
+            with episode.call("env.reset"), boundary(EnvironmentFailure, "env.reset"):
+                seat = await self._seated(episode, env, "env.reset")
                 answer = await self._call(
                     seat.env, "reset", lambda f: f(seed=seed, options=dict(options))
                 )
@@ -103,12 +120,11 @@ class EnvWorker:
         Raises:
             EnvironmentFailure: When ``step`` raised, or answered a NaN reward or a wrong shape.
             DeadlineFailure: After ``timeout_s``.
+            CancelledFailure: When the episode is ended before, as with all that follow.
         """
-        seat = self._seats.get(episode_id)
-        if seat is None:
-            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.step")
+        episode, seat = self._under_way(episode_id, "env.step")
         async with TimeLimit("env.step", timeout_s):
-            with boundary(EnvironmentFailure, "env.step"):
+            with episode.call("env.step"), boundary(EnvironmentFailure, "env.step"):
                 answer = await self._call(seat.env, "step", lambda f: f(action))
                 if not isinstance(answer, tuple) or len(answer) != 5:
                     raise TypeError(
@@ -132,11 +148,9 @@ class EnvWorker:
             EnvironmentFailure: When the environment has no ``oracle()``, or it raised.
             DeadlineFailure: After ``timeout_s``.
         """
-        seat = self._seats.get(episode_id)
-        if seat is None:
-            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.oracle")
+        episode, seat = self._under_way(episode_id, "env.oracle")
         async with TimeLimit("env.oracle", timeout_s):
-            with boundary(EnvironmentFailure, "env.oracle"):
+            with episode.call("env.oracle"), boundary(EnvironmentFailure, "env.oracle"):
                 if not callable(getattr(seat.env, "oracle", None)):
                     raise TypeError(f"{type(seat.env).__name__} has no oracle() to learn from")
                 action = await self._threads.run(lambda: seat.env.oracle())
@@ -149,9 +163,7 @@ class EnvWorker:
             EnvironmentFailure: When what is offered cannot be drawn from.
             DeadlineFailure: After ``timeout_s``.
         """
-        seat = self._seats.get(episode_id)
-        if seat is None:
-            raise EnvironmentFailure(f"no episode {episode_id}", boundary="env.random_action")
+        _, seat = self._under_way(episode_id, "env.random_action")
         async with TimeLimit("env.random_action", timeout_s):
             with boundary(EnvironmentFailure, "env.random_action"):
                 return drawn_action(seat.env, *seat.shown, key)
@@ -179,10 +191,10 @@ class EnvWorker:
             EnvironmentFailure: When making or preparing raised or answered nonsense, or it is none.
             DeadlineFailure: After ``timeout_s``.
         """
+        episode = self._begun(episode_id, "agent.prepare")
         async with TimeLimit("agent.prepare", timeout_s):
-            seat = await self._seat(env)
-            self._seats[episode_id] = seat
-            with boundary(EnvironmentFailure, "agent.prepare"):
+            with episode.call("agent.prepare"), boundary(EnvironmentFailure, "agent.prepare"):
+                seat = await self._seated(episode, env, "agent.prepare")
                 if seat.agent is None:
                     raise TypeError(f"{env.id} is no agent task: it has no prepare, run and finish")
                 start = await seat.agent.prepare(seed, dict(options))
@@ -196,9 +208,10 @@ class EnvWorker:
             EnvironmentFailure: When it raised.
             DeadlineFailure: After ``timeout_s``; ``end`` ends the program then.
         """
+        episode, agent = self._agent(episode_id, "agent.run")
         async with TimeLimit("agent.run", timeout_s):
-            with boundary(EnvironmentFailure, "agent.run"):
-                await self._agent(episode_id, "agent.run").run(endpoint)
+            with episode.call("agent.run"), boundary(EnvironmentFailure, "agent.run"):
+                await agent.run(endpoint)
 
     async def solve(self, episode_id: str, *, timeout_s: float) -> None:
         """Do what an expert would in place of an episode's program.
@@ -207,9 +220,10 @@ class EnvWorker:
             EnvironmentFailure: When the task has no ``solve()``, or it raised.
             DeadlineFailure: After ``timeout_s``.
         """
+        episode, agent = self._agent(episode_id, "agent.solve")
         async with TimeLimit("agent.solve", timeout_s):
-            with boundary(EnvironmentFailure, "agent.solve"):
-                await self._agent(episode_id, "agent.solve").solve()
+            with episode.call("agent.solve"), boundary(EnvironmentFailure, "agent.solve"):
+                await agent.solve()
 
     async def stop(self, episode_id: str) -> None:
         """End the program of an episode; its ``run`` returns.
@@ -217,7 +231,8 @@ class EnvWorker:
         Raises:
             EnvironmentFailure: When it does not end.
         """
-        await self._agent(episode_id, "agent.stop").stop()
+        _, agent = self._agent(episode_id, "agent.stop")
+        await agent.stop()
 
     async def finish(self, episode_id: str, recorded: Recorded, *, timeout_s: float) -> AgentResult:
         """Judge what the program of an episode has left.
@@ -226,32 +241,44 @@ class EnvWorker:
             EnvironmentFailure: When it raised, or answered nonsense or a NaN reward.
             DeadlineFailure: After ``timeout_s``.
         """
+        episode, agent = self._agent(episode_id, "agent.finish")
         async with TimeLimit("agent.finish", timeout_s):
-            with boundary(EnvironmentFailure, "agent.finish"):
-                return agent_result(await self._agent(episode_id, "agent.finish").finish(recorded))
+            with episode.call("agent.finish"), boundary(EnvironmentFailure, "agent.finish"):
+                return agent_result(await agent.finish(recorded))
 
     async def end(self, episode_id: str, *, reusable: bool, timeout_s: float = 10.0) -> None:
-        """End an episode; its environment serves the next one, or is closed if not ``reusable``."""
-        seat = self._seats.pop(episode_id, None)
-        if seat is None:
+        """End an episode; its environment serves the next one, or is closed if not ``reusable``.
+
+        A call that still runs for it is cancelled, and one that is to come fails.
+        """
+        episode = self._episodes.pop(episode_id, None)
+        if episode is None:
+            self._early_ends.append(episode_id)
             return
-        if reusable:
-            self._idle.setdefault(seat.key, []).append(seat)
+        is_idle = not episode.running
+        await episode.end(timeout_s)
+        if episode.seat is None:
             return
-        await self._close(seat, timeout_s)
+        if reusable and is_idle:
+            self._idle.setdefault(episode.seat.key, []).append(episode.seat)
+            return
+        await self._close(episode.seat, timeout_s)
 
     async def shutdown(self) -> None:
         """Close every environment; an error or a hang of one does not keep the others."""
-        seats = [*self._seats.values(), *(s for idle in self._idle.values() for s in idle)]
-        self._seats.clear()
+        idle = [seat for seats in self._idle.values() for seat in seats]
         self._idle.clear()
-        await asyncio.gather(*(self._close(seat, 5.0) for seat in seats))
+        ends = (self.end(name, reusable=False, timeout_s=CLOSE_S) for name in [*self._episodes])
+        await asyncio.gather(*ends, *(self._close(seat, CLOSE_S) for seat in idle))
+        if self._threads.num_unwanted:
+            await self._closers.run(lambda: self._threads.wait_disposed(CLOSE_S))
         self._threads.close()
+        self._closers.close()
 
     async def num_hung(self) -> int:
         """Return how many threads sit in a call that was given up."""
         self._hung = [agent for agent in self._hung if agent.hangs]
-        return self._threads.num_hung + len(self._hung)
+        return self._threads.num_hung + self._closers.num_hung + len(self._hung)
 
     async def is_agent(self, env: EnvRef) -> bool:
         """Return whether it is an agent task."""
@@ -277,11 +304,32 @@ class EnvWorker:
             made = await self._made(env)
             return _Seat(made, env.key, AgentHost(made) if isinstance(made, AgentTask) else None)
 
-    def _agent(self, episode_id: str, what: str) -> AgentHost:
-        seat = self._seats.get(episode_id)
-        if seat is None or seat.agent is None:
+    def _begun(self, episode_id: str, what: str) -> _Episode:
+        if episode_id in self._early_ends:
+            self._early_ends.remove(episode_id)
+            raise end_failure(what)
+        return self._episodes.setdefault(episode_id, _Episode())
+
+    async def _seated(self, episode: _Episode, env: EnvRef, what: str) -> _Seat:
+        """Return the environment of an episode that begins, if that has not ended meanwhile."""
+        seat = await self._seat(env)
+        if episode.has_ended:  # and would not wait any longer
+            await self._close(seat, CLOSE_S)
+            raise end_failure(what)
+        episode.seat = seat
+        return seat
+
+    def _under_way(self, episode_id: str, what: str) -> tuple[_Episode, _Seat]:
+        episode = self._episodes.get(episode_id)
+        if episode is None or episode.seat is None:
+            raise EnvironmentFailure(f"no episode {episode_id}", boundary=what)
+        return episode, episode.seat
+
+    def _agent(self, episode_id: str, what: str) -> tuple[_Episode, AgentHost]:
+        episode, seat = self._under_way(episode_id, what)
+        if seat.agent is None:
             raise EnvironmentFailure(f"no episode {episode_id} of an agent", boundary=what)
-        return seat.agent
+        return episode, seat.agent
 
     async def _made(self, env: EnvRef) -> Any:
         from rollart_core.registry import ISOLATION, make
@@ -290,7 +338,9 @@ class EnvWorker:
             from rollart_core.isolation.env import open_env
 
             return await open_env(env.id, env.options)
-        return await self._threads.run(lambda: make(env.id, **env.options))
+        return await self._threads.run(
+            lambda: make(env.id, **env.options), unwanted=lambda made: made.close()
+        )
 
     async def _call(self, env: Any, name: str, call: Callable[[Any], Any]) -> Any:
         coroutine = getattr(env, f"a{name}", None)
@@ -305,7 +355,7 @@ class EnvWorker:
         close = seat.env.close if agent is None else agent.close
         with contextlib.suppress(Exception):  # an env that cannot close has had its chance
             async with asyncio.timeout(timeout_s):
-                await self._threads.run(close)
+                await self._closers.run(close)
 
 
 def _with_tools(info: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,13 +1,19 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 
+import gymnasium
 import pytest
 
 from rollart_core.errors import ConfigError, DeadlineFailure, PartDied
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.remote import RemoteWorker
+from rollart_core.types import Task, Ticket
 
 
 class Part:
@@ -124,5 +130,57 @@ def test_user_errors_survive_the_journey():
         with pytest.raises(ConfigError, match=r"no_such\.yaml"):
             await part.call("rollart_core.config_load:load_config", "no_such.yaml")
         await part.close()
+
+    asyncio.run(main())
+
+
+class Slow(gymnasium.Env[str, str]):
+    """Is made once a server says so, and tells it when it is closed."""
+
+    def __init__(self, *, port: int) -> None:
+        self._server = socket.create_connection(("127.0.0.1", port))
+        self._server.recv(1)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def test_an_episode_that_is_aborted_closes_what_its_worker_process_is_about_to_make():
+    made: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    closed: asyncio.Queue[None] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.put_nowait(writer)
+        await reader.read()
+        writer.close()
+        closed.put_nowait(None)
+
+    async def start() -> RemoteWorker:
+        part = PartProcess("env")
+        limits = {"num_threads": 4, "max_observation_chars": 100}
+        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        return RemoteWorker(part)
+
+    async def play(pool: EnvPool, number: int, port: int) -> None:
+        ticket = Ticket("g.0", Task("slow", "train", 0, 0), "g", 0)
+        async with pool.episode(f"e{number}", PhaseTimeouts(60, 60)) as episode:
+            await episode.reset(EnvRef(f"{__name__}:Slow", {"port": port}), ticket)
+
+    async def main() -> None:
+        pool = EnvPool(start, num_workers=1)
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(60):
+            port = server.sockets[0].getsockname()[1]
+            await pool.start()
+            playing = [asyncio.create_task(play(pool, n, port)) for n in range(3)]
+            writers = [await made.get() for _ in playing]
+            for episode in playing:
+                episode.cancel()
+            await asyncio.gather(*playing, return_exceptions=True)
+            for writer in writers:
+                writer.write(b"!")
+            async with asyncio.timeout(10):  # its worker goes on
+                for _ in playing:
+                    await closed.get()
+            await pool.close()
 
     asyncio.run(main())

@@ -298,6 +298,90 @@ def test_a_worker_that_cannot_be_started_is_tried_again_and_then_says_why(monkey
     asyncio.run(main())
 
 
+def test_one_worker_that_does_not_start_leaves_none_of_the_others_behind():
+    async def main() -> None:
+        workers = [LocalWorker(EnvWorker()), LocalWorker(EnvWorker())]
+        upcoming = iter([workers[0], None, workers[1]])
+
+        async def start():
+            worker = next(upcoming)
+            await asyncio.sleep(0)
+            if worker is None:
+                raise PartDied("no memory")
+            return worker
+
+        pool = EnvPool(start, num_workers=3)
+        with pytest.raises(PartDied, match="no memory"):
+            await pool.start()
+        await pool.close()
+        assert [worker.alive for worker in workers] == [False, False]
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(20)
+def test_a_pool_that_is_closed_says_so():
+    async def main() -> None:
+        probe = PoolProbe()
+        await probe.pool.start()
+        await probe.pool.close()
+        with pytest.raises(PartDied, match="closed"):
+            await probe.pool.call("num_hung")
+        assert len(probe.workers) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(20)
+def test_who_waits_for_a_worker_when_the_pool_is_closed_hears_of_it():
+    async def main() -> None:
+        dead, starting = Dead(), asyncio.Event()
+        upcoming = iter([dead])
+
+        async def start():
+            worker = next(upcoming, None)
+            if worker is None:
+                starting.set()
+                await asyncio.Event().wait()
+            return worker
+
+        pool = EnvPool(start, num_workers=1)
+        await pool.start()
+        dead.alive = False
+        waiting = asyncio.create_task(pool.call("num_hung"))
+        await starting.wait()
+        await pool.close()
+        with pytest.raises(PartDied, match="closed"):
+            await waiting
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_that_dies_as_it_comes_up_is_replaced_too():
+    async def main() -> None:
+        workers = [Dead(), Dead(), LocalWorker(EnvWorker())]
+        upcoming = iter(workers)
+
+        async def start():
+            return next(upcoming)
+
+        def die() -> None:
+            workers[1].alive = False
+            pool._drop_dead()
+
+        pool = EnvPool(start, num_workers=1)
+        # Between the last step of what starts workers, and the first of what waits for that.
+        pool.on_back = lambda: workers[1].alive and asyncio.get_running_loop().call_soon(die)
+        await pool.start()
+        workers[0].alive = False
+        assert await pool.call("num_hung") == 0
+        assert pool.num_replaced == 2
+        await pool.close()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_episode_gives_its_environment_back():
     async def main() -> None:
         probe, before = PoolProbe(), FakeEnv.num_open()
@@ -330,6 +414,6 @@ def test_idle_threads_end_with_the_worker():
     before = set(threading.enumerate())  # one that hangs in another test does so for good
     asyncio.run(main())
     for thread in set(threading.enumerate()) - before:
-        if thread.name == "env":
+        if thread.name in ("env", "env-close"):
             thread.join(5)
             assert not thread.is_alive()

@@ -221,3 +221,22 @@ def test_an_engine_that_says_that_its_server_is_gone_is_started_again(call):
         assert "the server ended (signal SIGKILL)" in str(died["why"])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [PartDied("gone"), ValueError("no such request")])
+def test_a_cancelled_request_stays_cancelled_whatever_its_abort_raises(error):
+    async def main() -> None:
+        async def abort(request_ids: list[str]) -> None:
+            raise error
+
+        probe = Probe(abort=abort)
+        await probe.engine.start()
+        waiting = asyncio.create_task(probe.engine.generate(REQUEST))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert probe.parts[0].calls[-1] == ("abort", ["r"])
+        await probe.engine.close()
+
+    asyncio.run(main())
