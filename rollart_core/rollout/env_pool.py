@@ -7,6 +7,7 @@ Never: sends an episode to a worker with a hung thread; that one is retired when
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -155,6 +156,7 @@ class EnvPool:
         self._closing: set[asyncio.Task[None]] = set()
         self._growing: asyncio.Task[None] | None = None
         self._closed = False
+        self._numbers = itertools.count()
         self.num_replaced = 0
         self.on_replaced: Callable[[str], None] | None = None
         """Hears why, whenever a worker is replaced."""
@@ -209,7 +211,8 @@ class EnvPool:
         """Lend an environment for one episode, and take it back by whatever road that ends."""
         place = await self._least_busy()
         place.num_episodes += 1
-        episode = EnvEpisode(place.worker, episode_id, timeouts)
+        # Evaluations share ids, and of an episode that ends before it begins the end is remembered.
+        episode = EnvEpisode(place.worker, f"{episode_id}~{next(self._numbers)}", timeouts)
         try:
             yield episode
         except BaseException:

@@ -405,6 +405,20 @@ def test_a_cancelled_episode_gives_its_environment_back():
     asyncio.run(main())
 
 
+def test_an_episode_that_never_began_does_not_end_a_later_one_of_its_name():
+    async def main() -> None:
+        pool = PoolProbe().pool
+        await pool.start()
+        timeouts = PhaseTimeouts(5, 5)
+        async with pool.episode("eval-0", timeouts):
+            pass  # given up before its reset: as an evaluation that is cut off and played again
+        async with pool.episode("eval-0", timeouts) as episode:
+            assert (await episode.reset(ref(), TICKET)).observation
+        await pool.close()
+
+    asyncio.run(main())
+
+
 def test_idle_threads_end_with_the_worker():
     async def main() -> None:
         worker = EnvWorker()
