@@ -45,7 +45,7 @@ def run(
     path, settings = _arguments(config, overrides or [], resume)
     from rollart_core.runtime.prepare import prepare
 
-    resolved = prepare(path, settings, import_classes=dry_run)
+    resolved = prepare(path, settings, import_classes=dry_run, makes_folder=resume is None)
     console = Console(stderr=True) if as_json else stdout_console()
     if resume:
         from rollart_core.engine.resume import check_resume
