@@ -101,3 +101,5 @@ def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
         return
     rows = [(p.kind, p.spec.id, f"{p.distribution} {p.version}") for p in resolved.plugins]
     print_table(f"{path} can run", ("kind", "id", "from"), rows)
+    if getattr(resolved.config.runtime, "address", None):
+        typer.echo("Files, programs and boxes of its nodes: they are asked when it starts.")
