@@ -52,6 +52,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     ttl_counts = "sandbox_ttl_s" in config.deadlines.model_fields_set
     problems = deadline_problems(config.deadlines, {}, sandboxed=ttl_counts)
     problems += _group_problems(config)
+    problems += _length_problems(config)
     problems += _model_problems(config)
     problems += _mix_problems(config)
     problems += _engine_class_problems(config)
@@ -279,6 +280,19 @@ def _group_problems(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def _length_problems(config: RunConfig) -> list[Problem]:
+    rollout = config.rollout
+    if isinstance(config.model, RemoteModel) or (
+        rollout.max_new_tokens < rollout.max_context_tokens
+    ):
+        return []
+    message = (
+        f"{rollout.max_context_tokens} tokens hold prompt and answer, and rollout.max_new_tokens "
+        f"is {rollout.max_new_tokens}: make it longer, or answers shorter"
+    )
+    return [Problem(("rollout", "max_context_tokens"), message)]
+
+
 def _model_problems(config: RunConfig) -> list[Problem]:
     if not isinstance(config.model, ModelPath):
         return []
@@ -297,6 +311,15 @@ def model_path_fault(path: str) -> str | None:
         )
     if folder.exists():
         return f"{path} is a file: a model is a folder with a config.json, or a hub id"
-    if _HUB_ID.match(path):
+    if _HUB_ID.match(path) and ("/" in path or _in_hub_cache(path)):
         return None
-    return f"there is no folder {path}, and it is not a hub id such as Qwen/Qwen3-0.6B"
+    return f"there is no folder {path}, and a hub id is OWNER/NAME, such as Qwen/Qwen3-0.6B"
+
+
+def _in_hub_cache(name: str) -> bool:
+    """Return whether a model of the hub's first days, such as gpt2, lies in the cache here."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return False
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)

@@ -251,6 +251,8 @@ def _import_reason(module: str, who: str, error: BaseException) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing in {"torch", "transformers", "tokenizers", "safetensors", "tensorboardX", "jinja2"}:
         reason += " (pip install 'rollart[train]' brings it)"
+    elif missing and f"{module}.".startswith(f"{missing}."):
+        reason += f" (install {missing}, or put its folder on PYTHONPATH)"
     return reason
 
 

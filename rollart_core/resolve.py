@@ -257,6 +257,7 @@ def resolve_all(
     trains: bool = True,
     generates: bool = True,
     look_here: bool = False,
+    joins: bool = False,
 ) -> Resolution:
     """Find every plugin and check every option; return what was found, and all that is wrong.
 
@@ -265,10 +266,13 @@ def resolve_all(
         import_classes: As :func:`resolve_run` has it.
         trains: The same.
         generates: The same.
-        look_here: What options name (executables, images) must be on this machine.
+        look_here: What options name (executables, images, files) must be on this machine.
+        joins: Engines and environments are on machines of a cluster that is joined: only what this
+            process itself uses is looked for.
     """
     problems: list[Problem] = []
-    find = PluginFinder(problems.append, import_classes, look_here)
+    find = PluginFinder(problems.append, import_classes, look_here and not joins)
+    find_own = PluginFinder(problems.append, import_classes, look_here)
     reward = find("rewards", config.reward, "reward") if config.reward else None
     algorithm = find("algorithms", config.algorithm, "algorithm")
     engine = find("inference_engines", config.engine, "engine")
@@ -278,10 +282,11 @@ def resolve_all(
     ]
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
-    trackers = [find("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
+    find_tracker = replace(find_own, look_here=look_here and trains)  # else nobody is told
+    trackers = [find_tracker("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
     teacher = _teacher(config, find)
     envs = resolve_envs(config, find, reward)
-    scoring = _scoring(config, find, [env.reward for env in envs])
+    scoring = _scoring(config, find_own, [env.reward for env in envs])
     problems += _model_kind_problems(config, trains)
     if generates:
         problems += engine_problems(config, (engine, *engines), trains)

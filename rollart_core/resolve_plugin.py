@@ -59,7 +59,7 @@ class PluginFinder:
     note: Note
     import_classes: bool
     look_here: bool = False
-    """Whether what options name (executables, images) must be on this machine."""
+    """Whether what options name (executables, images, files) must be on this machine."""
 
     def __call__(self, kind: str, ref: PluginRef, *key: str | int) -> Any:
         """Return the plugin at ``key`` of the config; None where it is not to be had."""

@@ -14,6 +14,17 @@
 #     RAY_AUTH_TOKEN_PATH  the token's file                            (default: ~/.ray/auth_token)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+case "${1-}" in
+    -h | --help) sed -n '/^set /q; 1!s/^# \{0,1\}//p' "$0"; exit ;;
+esac
+if [ $# -gt 1 ]; then
+    echo "head.sh: one kind at most, not '$*': scripts/head.sh [KIND]" >&2
+    exit 2
+fi
+if [ $# -eq 1 ] && ! [[ $1 =~ ^[a-z0-9_]+$ ]]; then
+    echo "head.sh: '$1' is no kind: one is of a-z, 0-9 and _, such as train, gen or boxes" >&2
+    exit 2
+fi
 
 # Whoever reaches Ray's ports without a token runs what he likes.
 export RAY_AUTH_MODE=token

@@ -15,7 +15,15 @@
 #     BLOCK=1     stay in the foreground, and end the node when this script ends
 #     RAY_AUTH_TOKEN_PATH  the token's file, as on the head             (default: ~/.ray/auth_token)
 set -euo pipefail
-kind=${1:?which kind of node: scripts/node.sh KIND, such as train, gen or boxes}
+case "${1-}" in
+    -h | --help) sed -n '/^set /q; 1!s/^# \{0,1\}//p' "$0"; exit ;;
+esac
+if [ $# -ne 1 ] || ! [[ $1 =~ ^[a-z0-9_]+$ ]]; then
+    echo "node.sh: which kind of node, in one word of a-z, 0-9 and _? HEAD=10.0.0.1:6379 scripts/node.sh KIND," \
+        "such as train, gen or boxes${1:+; not '$*'}" >&2
+    exit 2
+fi
+kind=$1
 
 export RAY_AUTH_MODE=token
 token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
@@ -41,4 +49,18 @@ else
     args+=(--address="${HEAD:?the address of the head: HEAD=10.0.0.1:6379 scripts/node.sh $kind}")
     if [ -n "${NODE_IP:-}" ]; then args+=(--node-ip-address="$NODE_IP"); fi
 fi
-exec "${RAY:-ray}" start "${args[@]}"
+if [ "${BLOCK:-}" = 1 ]; then exec "${RAY:-ray}" start "${args[@]}"; fi
+"${RAY:-ray}" start "${args[@]}"
+
+# Ray's own next steps know of no token and no kind.
+echo
+if [ "${AS_HEAD:-}" = 1 ]; then
+    echo "Next, with RollArt:"
+    if [ -z "${HEAD_IP:-}" ]; then echo "  (IP is the \"Local node IP\" above)"; fi
+    echo "  on each other machine, once it has $token:"
+    echo "    HEAD=${HEAD_IP:-IP}:${PORT:-6379} scripts/node.sh KIND        # such as train, gen or boxes"
+    echo "  where you run it, which needs the token too:"
+    echo "    RAY_AUTH_MODE=token rollart run CONFIG runtime.address=${HEAD_IP:-IP}:${PORT:-6379}"
+else
+    echo "This machine is a node of kind $kind; RAY_AUTH_MODE=token ray status shows all of them."
+fi

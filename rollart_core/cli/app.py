@@ -91,7 +91,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Train LLM agents with reinforcement learning; every part is a plugin.
 
-        Plugins may add commands of their own: see them with `rollart list commands`.
+        Plugins add commands of their own, such as swe and serve-reward: `rollart list commands`.
         """
 
     return app

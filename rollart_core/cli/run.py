@@ -45,7 +45,7 @@ def run(
     path, settings = _arguments(config, overrides or [], resume)
     from rollart_core.runtime.prepare import prepare
 
-    resolved = prepare(path, settings, import_classes=dry_run)
+    resolved = prepare(path, settings, import_classes=dry_run, makes_folder=resume is None)
     console = Console(stderr=True) if as_json else stdout_console()
     if resume:
         from rollart_core.engine.resume import check_resume
@@ -101,3 +101,5 @@ def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
         return
     rows = [(p.kind, p.spec.id, f"{p.distribution} {p.version}") for p in resolved.plugins]
     print_table(f"{path} can run", ("kind", "id", "from"), rows)
+    if getattr(resolved.config.runtime, "address", None):
+        typer.echo("Files, programs and boxes of its nodes: they are asked when it starts.")

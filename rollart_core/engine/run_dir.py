@@ -42,6 +42,18 @@ def new_run_dir(runs_dir: str, name: str) -> Path:
     raise ConfigError(f"runs_dir: too many runs named {name}-{stamp} in {runs_dir}")
 
 
+def runs_dir_fault(runs_dir: str) -> str | None:
+    """Say why no run directory can be made in ``runs_dir``; None when it seems that one can."""
+    folder = Path(runs_dir)
+    while not (folder.exists() or folder.is_symlink()) and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is no folder: name one that is there, or that can be made"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written to: name another folder, or change its permissions"
+    return None
+
+
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a file beside and rename it, so that a reader never sees half of it.
 

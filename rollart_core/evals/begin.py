@@ -27,7 +27,7 @@ from rollart_core.runtime.prepare import prepare_mapping
 FOLDER = "evals"
 """Where the folders of evaluations are made, unless they are told otherwise."""
 _URLS = ("http://", "https://")
-_NOBODY: Mapping[str, Any] = {"path": "none"}
+_NOBODY: Mapping[str, Any] = {"path": "nobody/none"}
 """The model of an evaluation without one: no part reads it, and no record shows it."""
 _OF_A_MODEL = ("model", "engine", "rollout.temperature", "rollout.max_new_tokens")
 _MAY_CHANGE = ("engine.", "runtime.", "failures.", "deadlines.", "rollout.max_concurrent")
@@ -82,7 +82,7 @@ def begin(asked: Asked) -> Begun:
     elif asked.env:
         mapping["env"] = asked.env
     has_model = _with_model(mapping, asked, settings)
-    run = _resolved(mapping, source, settings, has_model=has_model)
+    run = _resolved(mapping, source, settings, has_model=has_model, makes_folder=asked.out is None)
     greedy = run.config.evaluation.greedy
     columns = plans.columns_of(asked.baselines, has_model=has_model, greedy=greedy)
     plan = (
@@ -116,7 +116,9 @@ def go_on(folder: Path, settings: Sequence[str]) -> Begun:
     mapping = read_yaml(folder / "config.yaml")
     if not plan.has_model:
         mapping["model"] = dict(_NOBODY)
-    run = _resolved(mapping, str(folder), list(settings), has_model=plan.has_model)
+    run = _resolved(
+        mapping, str(folder), list(settings), has_model=plan.has_model, makes_folder=False
+    )
     return Begun(run, plan, folder.resolve())
 
 
@@ -221,12 +223,19 @@ def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> No
 
 
 def _resolved(
-    mapping: dict[str, Any], source: str, settings: Sequence[str], *, has_model: bool
+    mapping: dict[str, Any],
+    source: str,
+    settings: Sequence[str],
+    *,
+    has_model: bool,
+    makes_folder: bool,
 ) -> ResolvedRun:
     mapping["runs_dir"] = FOLDER
     keys = [apply_override(mapping, setting) for setting in settings]
     mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
-    return prepare_mapping(mapping, source, keys, trains=False, generates=has_model)
+    return prepare_mapping(
+        mapping, source, keys, trains=False, generates=has_model, makes_folder=makes_folder
+    )
 
 
 def _blank(run: ResolvedRun, plan: EvalPlan) -> Table:

@@ -15,6 +15,10 @@ from rollart_core.engine.estimates import Estimate, clustered_mean, clustered_sh
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.estimates import pass_estimates
 
+NO_TURN = (
+    "every episode was truncated before its first turn, so nothing was measured: the first prompt "
+    "has no room (rollout.max_context_tokens, or the server's own limit)"
+)
 SAYS_NOTHING = "the environment does not say what success is"
 
 
@@ -83,14 +87,15 @@ def cell_of(
     ended = {e.ticket for e in good}
     wins = _by_task(good, lambda e: float(bool(e.success)))
     scores = _by_task(good, lambda e: e.score or 0.0)
-    measured = says_success and bool(good)
+    played = bool(good) and not _without_a_turn(good)
+    measured = says_success and played
     return Cell(
         env=env,
         column=column,
         num_tasks=len(scores),
         num_attempts=num_attempts,
         success=clustered_share(wins) if measured else None,
-        score=clustered_mean(scores) if good else None,
+        score=clustered_mean(scores) if played else None,
         pass_at=pass_estimates(wins, num_attempts) if measured else {},
         num_episodes=len(good),
         num_failed=len({e.ticket for e in failed} - ended),
@@ -115,11 +120,17 @@ def plain_estimate(estimate: Estimate | None) -> dict[str, float | int | None] |
 
 
 def _why(good: Sequence[Episode], failed: Sequence[Episode], *, says_success: bool) -> str:
+    if good and _without_a_turn(good):
+        return NO_TURN
     if good:
         return "" if says_success else SAYS_NOTHING
     if failed:
         return f"every episode failed: {commonest_failure(failed)}"
     return "not played"
+
+
+def _without_a_turn(good: Sequence[Episode]) -> bool:
+    return all(e.status == "truncated" and not e.num_turns for e in good)
 
 
 def _by_task(

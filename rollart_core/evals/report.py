@@ -16,7 +16,7 @@ from typing import Any
 from rollart_core.engine.estimates import wilson
 from rollart_core.engine.run_dir import write_json
 from rollart_core.evals.card import card
-from rollart_core.evals.cells import Cell, cell_of, commonest_failure, plain_estimate
+from rollart_core.evals.cells import NO_TURN, Cell, cell_of, commonest_failure, plain_estimate
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
@@ -49,13 +49,17 @@ class EvaluationReport:
 
     @property
     def ok(self) -> bool:
-        """False when a player that played had no episode come to an end, or was stopped."""
+        """False when a player that played had no episode or no turn of its own, or was stopped."""
         return not self.faults
 
     @property
     def faults(self) -> list[str]:
         """What went wrong, a line for each player and environment."""
-        stopped = (c for c in self.cells if c.why and c.failures and not self._went_on(c))
+        stopped = (
+            c
+            for c in self.cells
+            if c.why == NO_TURN or (c.why and c.failures and not self._went_on(c))
+        )
         return [f"{c.column} in {c.env}: {c.why}" for c in stopped]
 
     @staticmethod

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from rollart_core.config_checks import model_path_fault
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
 from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
@@ -185,11 +186,8 @@ def load_tokenizer(path: str | Path) -> ChatTokenizer:
             f"model.path: {str(path)!r} is no model folder: it holds neither tokenizer.json "
             "nor tokenizer_config.json"
         )
-    if not folder.exists() and not _looks_like_hub_id(str(path)):
-        raise ConfigError(
-            f"model.path: {str(path)!r} does not exist; give a local model folder or a hub id "
-            "such as 'Qwen/Qwen3-0.6B'"
-        )
+    if not folder.exists() and (fault := model_path_fault(str(path))):
+        raise ConfigError(f"model.path: {fault}")
     return _from_transformers(str(path))
 
 
@@ -354,8 +352,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as e:
         raise ConfigError(f"model.path: {path} is no JSON object: {first_line(str(e))}") from e
-
-
-def _looks_like_hub_id(path: str) -> bool:
-    parts = path.split("/")
-    return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))

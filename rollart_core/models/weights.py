@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rollart_core.config_checks import model_path_fault
 from rollart_core.errors import ConfigError
 
 
@@ -24,9 +25,8 @@ def model_folder(path: str) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return folder
-    looks_local = folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
-    if looks_local or folder.exists():
-        raise ConfigError(f"model path {path!r} is no folder")
+    if fault := model_path_fault(path):
+        raise ConfigError(f"model.path: {fault}")
     try:
         from huggingface_hub import snapshot_download
 

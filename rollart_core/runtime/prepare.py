@@ -2,7 +2,7 @@
 
     file ──> schema ──> what contradicts what ┐
                         plugins, options      ├──> one error, a line each ──> ResolvedRun
-                        executables, images   │
+                        executables, files    │
                         the mapper's pools    ┘
 
 Takes: a config. Gives: a resolved run, or one ConfigError. Never: starts or fetches anything. What
@@ -17,7 +17,8 @@ from typing import Any
 
 from rollart_core.config import RunConfig
 from rollart_core.config_load import apply_override, as_error, read_yaml, validate
-from rollart_core.config_runtime import RayRuntime
+from rollart_core.config_runtime import InlineRuntime, RayRuntime
+from rollart_core.engine.run_dir import runs_dir_fault
 from rollart_core.errors import ConfigError
 from rollart_core.plan.run_plan import demand_of, place
 from rollart_core.problems import Problem
@@ -29,7 +30,11 @@ NO_ENVIRONMENT = "has no environment"
 
 
 def prepare(
-    path: str | Path, overrides: Sequence[str] = (), *, import_classes: bool = False
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    import_classes: bool = False,
+    makes_folder: bool = True,
 ) -> ResolvedRun:
     """Read a run config and find all that it asks for.
 
@@ -37,13 +42,16 @@ def prepare(
         path: A YAML file.
         overrides: ``key=value`` each.
         import_classes: Also import every plugin's class in this process.
+        makes_folder: False: a run goes on in the directory that it has.
 
     Raises:
         ConfigError: With a line for each thing that is wrong or missing.
     """
     mapping = read_yaml(Path(path))
     overridden = [apply_override(mapping, override) for override in overrides]
-    return prepare_mapping(mapping, path, overridden, import_classes=import_classes)
+    return prepare_mapping(
+        mapping, path, overridden, import_classes=import_classes, makes_folder=makes_folder
+    )
 
 
 def prepare_mapping(
@@ -54,6 +62,7 @@ def prepare_mapping(
     import_classes: bool = False,
     trains: bool = True,
     generates: bool = True,
+    makes_folder: bool = True,
 ) -> ResolvedRun:
     """Find all that a config asks for.
 
@@ -64,6 +73,7 @@ def prepare_mapping(
         import_classes: As :func:`prepare` has it.
         trains: False: the model is only evaluated.
         generates: False: no model plays at all.
+        makes_folder: False: nothing is made in ``runs_dir``.
 
     Raises:
         ConfigError: As :func:`prepare`.
@@ -72,18 +82,37 @@ def prepare_mapping(
     if config is None:
         raise as_error(problems, source, overridden)
     runtime = config.runtime
-    elsewhere = isinstance(runtime, RayRuntime) and runtime.address is not None
+    joins = isinstance(runtime, RayRuntime) and runtime.address is not None
     found = resolve_all(
         config,
         import_classes=import_classes,
         trains=trains,
         generates=generates,
-        look_here=not elsewhere,
+        look_here=True,
+        joins=joins,
     )
     problems = [*problems, *found.problems, *_no_places(found)]
+    if makes_folder and (fault := runs_dir_fault(config.runs_dir)):
+        problems.append(Problem(("runs_dir",), fault))
+    if trains and isinstance(runtime, InlineRuntime):
+        problems += _no_device(config)
     if found.run is None or problems:
         raise as_error(problems, source, overridden)
     return found.run
+
+
+def _no_device(config: RunConfig) -> list[Problem]:
+    """Return why the model cannot be where the config wants it; imports torch for CUDA alone."""
+    if getattr(config.model, "device", None) != "cuda":
+        return []
+    try:
+        import torch
+    except ImportError:  # which the engine's class tells of
+        return []
+    if torch.cuda.is_available():
+        return []
+    message = "cuda: torch sees no CUDA device here; take auto or cpu, or a torch with CUDA"
+    return [Problem(("model", "device"), message)]
 
 
 def _strange_classes(config: RunConfig) -> bool:

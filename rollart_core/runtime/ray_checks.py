@@ -54,6 +54,7 @@ class NodeChecks:
             *await self.files(nodes),
             *await self.weights(nodes, shared),
             *await self.engines(classes, nodes["engine"]),
+            *await self.environments(nodes["env"]),
             *await self.boxes(nodes["env"]),
         ]
 
@@ -114,6 +115,22 @@ class NodeChecks:
             )
             for node, lines in (await self._cluster.ask(question, here)).items():
                 faults += [f"node {node.title}: engine {engine.spec.id}: {line}" for line in lines]
+        return faults
+
+    async def environments(self, nodes: Sequence[Node]) -> list[str]:
+        """Every node of env workers has what the options of each environment name.
+
+        Of a box they name no file here; whether one comes up is a question of its own.
+        """
+        faults = []
+        for env in self._run.envs:
+            name, options = env.plugin.spec.id, dict(env.plugin.options)
+            if registry.ISOLATION in options:
+                continue
+            options.pop("sandbox", None)
+            question = ray_nodes.ask_what_is_missing("environments", name, options)
+            for node, lines in (await self._cluster.ask(question, nodes)).items():
+                faults += [f"node {node.title}: {name}: {line}" for line in lines]
         return faults
 
     async def boxes(self, nodes: Sequence[Node]) -> list[str]:

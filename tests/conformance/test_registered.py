@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from openai_server import OpenAIServer
@@ -236,3 +237,7 @@ def test_the_custom_env_example_passes(repo_root, monkeypatch):
     assert_checks(check_env(partial(registry.make, "guess_number:GuessNumber")))
     source = Path(importlib.import_module("guess_number").__file__).read_text()
     assert len(source.splitlines()) < 50
+    page = (repo_root / "examples/custom_env/README.md").read_text(encoding="utf-8")
+    snippet = page.partition("before you train on it:")[2]
+    assert "assert_checks(" in snippet
+    exec(dedent(snippet), {})

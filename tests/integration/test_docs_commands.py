@@ -73,6 +73,22 @@ def test_a_command_line_of_the_documents_parses(line: str, filled: Path) -> None
             context = command.make_context(name, words, parent=context)
 
 
+def test_the_readme_says_which_commands_have_json() -> None:
+    group: Any = typer.main.get_command(build_app())
+    context = group.make_context("rollart", ["list"])
+
+    def has_json(command: Any) -> bool:
+        inner = getattr(command, "commands", None)
+        if inner:
+            return all(has_json(one) for one in inner.values())
+        return any("--json" in param.opts for param in command.params)
+
+    without = [name for name in COMMANDS if not has_json(group.resolve_command(context, [name])[1])]
+    assert set(without) == {"play", "plot", "model", "registry"}
+    says = "but for `play`, `plot`, `model` and a few of `registry`"
+    assert says in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def runs() -> list[str]:
     """Return the shown command lines that run a config, and each example by itself."""
     started = [line for line in shown(WALKED) if line.startswith("run ") and "--resume" not in line]

@@ -132,6 +132,19 @@ def test_an_evaluation_in_which_nearly_all_fails_stops_and_says_why(rollart_eval
     assert "every episode failed: " in err
 
 
+def test_what_never_had_a_turn_is_no_figure(rollart_eval: Eval) -> None:
+    with OpenAIServer() as server:
+        full = failing(400, "maximum context length is 8", "context_length_exceeded")
+        server.script += [full] * 10
+        code, report, err = rollart_eval(*of(server.url))
+    assert (code, report["ok"]) == (1, False)
+    assert [(c["success"], c["score"], c["truncated"]) for c in report["cells"]] == [
+        (None, None, 5)
+    ] * 2
+    assert report["score"]["mean"] is None
+    assert err.count("every episode was truncated before its first turn") == 2
+
+
 @pytest.mark.slow
 def test_a_model_in_files_is_scored_by_the_embedded_engine(rollart_eval: Eval, model: str) -> None:
     settings = ("rollout.max_context_tokens=128", "rollout.max_new_tokens=4")
@@ -147,6 +160,7 @@ def test_a_model_in_files_is_scored_by_the_embedded_engine(rollart_eval: Eval, m
         (("--env", ENV, "--model", "http://127.0.0.1:9/v1"), "start the server, or mend"),
         (("--env", ENV, "--model", "http://"), "is no URL of a server"),
         (("--env", ENV, "--model", "no-such-folder/x/y"), "there is no folder"),
+        (("--env", ENV, "--model", "nope"), "model.path: there is no folder nope, and a hub id is"),
         (("--env", "nothing", "--model", "http://h/v1"), "no environment 'nothing' is installed"),
         (
             ("--env", ENV, "--model", "http://h/v1", "rollout.max_context_tokens=9"),

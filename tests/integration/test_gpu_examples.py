@@ -53,6 +53,7 @@ def test_a_dry_run_needs_no_gpu_no_weights_and_no_sglang(rollart, config: Path) 
     code, out, err = rollart("run", str(config), "--dry-run")
     assert (code, err) == (0, "")
     assert "rollart/SGLang-v1" in out
+    assert "Files, programs and boxes of its nodes: they are asked when it starts." in out
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)

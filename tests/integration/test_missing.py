@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +19,13 @@ from rollart_core import plugins
 from rollart_core.cli import main
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.errors import ConfigError
 from rollart_core.hookspecs import hookimpl
-from rollart_core.runtime.prepare import prepare
+from rollart_core.resolve import ResolvedRun, resolve_all
+from rollart_core.runtime.prepare import prepare, prepare_mapping
+from rollart_core.runtime.ray_checks import NodeChecks
+from rollart_core.runtime.ray_pools import Node
 
 FAKE = "rollart_core.testing:FakeEnv"
 NOWHERE = "unix:///nowhere/docker.sock"
@@ -99,13 +106,17 @@ def test_a_script_that_launches_servers_and_is_not_there(config: Path) -> None:
         prepare(config)
 
 
-def test_a_cluster_that_is_joined_has_its_own_executables(config: Path) -> None:
+def test_a_cluster_that_is_joined_has_its_own_executables(needy: None, config: Path) -> None:
     asked = yaml.safe_load(config.read_text())
     asked["runtime"]["address"] = "10.0.0.1:6379"
+    asked["env"].append({"id": "webshop/WebShop-v1", "data_dir": "/of/the/nodes"})
+    asked["trackers"] = ["needs"]
     config.write_text(yaml.safe_dump(asked))
     with pytest.raises(ConfigError) as told:
         prepare(config)
     assert "carrier-pigeon" in str(told.value)
+    assert "trackers.0.spoon: there is no /kitchen/spoon" in str(told.value)  # is this process's
+    assert "/of/the/nodes" not in str(told.value)
     assert "/nowhere/bin/python" not in str(told.value)
     assert NOWHERE not in str(told.value)
 
@@ -142,8 +153,14 @@ def needy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def rollart_sandboxes() -> list[SandboxSpec]:
         return [SandboxSpec(id="acme/Drawer-v1", alias="drawer", **spec)]
 
+    @hookimpl
+    def rollart_trackers() -> list[TrackerSpec]:
+        return [TrackerSpec(id="acme/Needs-v1", alias="needs", **spec)]
+
     found = SimpleNamespace(
-        rollart_inference_engines=rollart_inference_engines, rollart_sandboxes=rollart_sandboxes
+        rollart_inference_engines=rollart_inference_engines,
+        rollart_sandboxes=rollart_sandboxes,
+        rollart_trackers=rollart_trackers,
     )
     with plugins.using({"acme": found}):
         yield
@@ -163,3 +180,163 @@ def test_a_strangers_plugin_says_what_it_misses(needy: None, config: Path) -> No
     with pytest.raises(ConfigError) as told:
         prepare(config)
     assert "engine" not in str(told.value)
+
+
+SMALL: dict[str, Any] = {
+    "model": {"kind": "new"},
+    "env": FAKE,
+    "trackers": [],
+    "stop": {"batches": 1},
+}
+
+
+def refused(asked: Mapping[str, Any], **how: bool) -> list[str]:
+    """Return the lines of the error that a config ends in; none when it can run."""
+    try:
+        prepare_mapping({**SMALL, **asked}, "x.yaml", **how)
+    except ConfigError as e:
+        return str(e).splitlines()
+    return []
+
+
+WEBSHOP = {"id": "webshop/WebShop-v1", "data_dir": "shop"}
+FUNCTION = {"id": "swe/FunctionRepair-v1", "sandbox": {"id": "process", "trusted": True}}
+REPAIR = {**FUNCTION, "id": "swe/Repair-v1"}
+OFFICIAL = ("items_shuffle_1000.json", "items_ins_v2.json", "items_human_ins_1000_v2.json")
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        (WEBSHOP, "env.data_dir: no such folder: shop"),
+        ({**FUNCTION, "tasks": "nope.jsonl"}, "env.tasks: there is no file nope.jsonl"),
+        (
+            {**FUNCTION, "id": "swe/FunctionRepairAgent-v1", "tasks": "nope.jsonl"},
+            "env.tasks: there is no file nope.jsonl",
+        ),
+        ({**REPAIR, "tasks": "nope.jsonl"}, "env.tasks: there is no file nope.jsonl"),
+        ({**REPAIR, "tasks": "."}, "env.tasks: . is a folder, and no file"),
+        ({**REPAIR, "repos_dir": "nope"}, "env.repos_dir: there is no folder nope"),
+        (
+            {"id": "text/Questions-v1", "file": "nope.jsonl"},
+            "env.file: there is no file nope.jsonl",
+        ),
+    ],
+)
+def test_a_file_that_an_environment_is_to_read(
+    env: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"x.yaml: {line}" in refused({"env": env})
+
+
+def test_the_official_webshop_needs_three_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    for file in OFFICIAL:
+        (line,) = refused({"env": WEBSHOP})
+        assert "shop has no items_" in line
+        assert "it should hold the official WebShop files" in line
+        (tmp_path / "shop" / file).write_text("")
+    assert refused({"env": WEBSHOP}) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "asked", "line"),
+    [
+        ("wandb", {"trackers": ["wandb"]}, "trackers.0.id: the wandb tracker needs wandb: pip"),
+        ("spacy", {"env": {"id": "webshop", "noun_tagger": "spacy"}}, "noun_tagger: spacy needs"),
+        *(
+            (package, {"reward": "exact-match", "scoring": {"backend": backend}}, line)
+            for package, backend, line in (
+                ("aiohttp", {"id": "http", "url": "http://h"}, "the http backend needs aiohttp"),
+                ("boto3", {"id": "lambda", "function": "f"}, "the lambda backend needs boto3"),
+                ("ray", {"id": "ray_serve"}, "the ray_serve backend needs Ray Serve"),
+            )
+        ),
+    ],
+)
+def test_a_package_that_is_not_installed(
+    package: str, asked: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(asked)  # imports all that will look for it
+    real = importlib.util.find_spec
+    without: Callable[..., Any] = lambda name, of=None: None if name == package else real(name, of)  # noqa: E731
+    for module in list(sys.modules.values()):  # each has its own name for it
+        if getattr(module, "__name__", "").startswith("rollart") and hasattr(module, "find_spec"):
+            monkeypatch.setattr(module, "find_spec", without)
+    (told,) = refused(asked)
+    assert line in told
+
+
+def test_who_is_only_scored_tells_no_tracker() -> None:
+    asked = {"trackers": ["wandb"], "model": {"kind": "remote"}}
+    asked |= {"engine": {"id": "openai", "base_url": "http://h/v1"}}
+    assert refused(asked, trains=False) == []
+
+
+def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    http = {"id": "http", "url": "http://h", "token_env": "NO_SUCH_KEY"}
+    (line,) = refused({"reward": "exact-match", "scoring": {"backend": http}})
+    assert line.endswith(
+        "scoring.backend.token_env: the environment variable NO_SUCH_KEY is not set"
+    )
+    engine = {"id": "openai", "base_url": "http://h/v1", "api_key_env": "NO_SUCH_KEY"}
+    asked = {"model": {"kind": "remote"}, "engine": engine}
+    (line,) = refused(asked, trains=False)
+    assert line.endswith("engine.api_key_env: the environment has no variable NO_SUCH_KEY")
+
+
+class Answering:
+    """A cluster whose nodes have what this machine has."""
+
+    async def ask(self, question: Callable[[], Any], nodes: Sequence[Node]) -> dict[Node, Any]:
+        return {node: question() for node in nodes}
+
+
+def test_nodes_are_asked_for_the_files_of_environments(tmp_path: Path) -> None:
+    run = _resolved({"env": [WEBSHOP, {**REPAIR, "tasks": "nope.jsonl"}, {"id": FAKE}]})
+    node = Node("n1", "10.0.0.1", "one", {}, {})
+    checks = NodeChecks(run, tmp_path, Answering())  # type: ignore[arg-type]
+    assert asyncio.run(checks.environments([node])) == [
+        f"node {node.title}: webshop/WebShop-v1: data_dir: no such folder: shop",
+        f"node {node.title}: swe/Repair-v1: tasks: there is no file nope.jsonl",
+    ]
+
+
+def _resolved(asked: Mapping[str, Any]) -> ResolvedRun:
+    from rollart_core.config_load import validate
+
+    config, problems = validate({**SMALL, **asked})
+    assert config is not None
+    assert not problems
+    run = resolve_all(config).run
+    assert run is not None
+    return run
+
+
+def test_a_runs_dir_in_which_nothing_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert refused({"runs_dir": str(tmp_path / "not/yet")}) == []
+    for wrong in ("file", "file/below"):
+        (line,) = refused({"runs_dir": str(tmp_path / wrong)})
+        assert line.startswith(f"x.yaml: runs_dir: {tmp_path / 'file'} is no folder")
+    assert refused({"runs_dir": str(tmp_path / "file")}, makes_folder=False) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (line,) = refused({"runs_dir": str(tmp_path / "not/yet")})
+    assert f"runs_dir: {tmp_path} cannot be written to" in line
+
+
+def test_cuda_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = {"kind": "new", "device": "cuda"}
+    (line,) = refused({"model": model})
+    assert line.startswith("x.yaml: model.device: cuda: torch sees no CUDA device here")
+    assert refused({"model": {"kind": "new", "device": "auto"}}) == []
+    assert refused({"model": model, "runtime": "ray"}) == []  # its nodes may have one

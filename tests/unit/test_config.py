@@ -142,14 +142,14 @@ def test_overrides_make_sections_and_reach_into_short_forms(load: Load) -> None:
         "trackers.0.colour=red",
         "stop.wall_s=7",
         "stop.batches=null",
-        "model=gpt2",
+        "model=openai-community/gpt2",
     )
     assert config.trainer.lr == 3e-4
     assert (config.env.id, config.env.options) == ("webshop", {"data_dir": "../somewhere"})
     assert config.runtime.env_processes == 3
     assert config.trackers[0].options == {"colour": "red"}
     assert (config.stop.batches, config.stop.wall_s) == (None, 7.0)
-    assert config.model == ModelPath(path="gpt2")
+    assert config.model == ModelPath(path="openai-community/gpt2")
 
 
 def test_options_alone_are_those_of_the_default_plugin(load: Load) -> None:
@@ -252,12 +252,35 @@ def test_a_model_path_that_is_no_model(load: Load, tmp_path: Path) -> None:
         (str(folder), "holds no config.json"),
         (__file__, "is a file"),
         ("./nowhere/at/all", "there is no folder"),
+        ("nope", "there is no folder nope, and a hub id is OWNER/NAME"),
     ):
         (line,) = refused(load, "", f"model={path}")
         assert said in line
     (folder / "config.json").write_text("{}")
     assert load("", f"model={folder}").model == ModelPath(path=str(folder))
     assert load("", "model=Qwen/Qwen3-0.6B").model == ModelPath(path="Qwen/Qwen3-0.6B")
+
+
+def test_a_name_without_an_owner_is_a_hub_id_where_the_cache_has_it(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert len(refused(load, "", "model=gpt2")) == 1
+    for file, text in {"refs/main": "0" * 40, f"snapshots/{'0' * 40}/config.json": "{}"}.items():
+        path = tmp_path / "models--gpt2" / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert load("", "model=gpt2").model == ModelPath(path="gpt2")
+
+
+def test_a_row_has_room_for_more_than_the_answer(load: Load) -> None:
+    (line,) = refused(load, "rollout: {max_context_tokens: 4, max_new_tokens: 4}")
+    assert "rollout.max_context_tokens: 4 tokens hold prompt and answer" in line
+    assert load("rollout: {max_context_tokens: 5, max_new_tokens: 4}").rollout.max_new_tokens == 4
+    remote = "model: {kind: remote}\nrollout: {max_new_tokens: 4096}"  # its server counts
+    base = "\n".join(line for line in BASE.splitlines() if not line.startswith("model")) + "\n"
+    assert load(remote, base=base).rollout.max_new_tokens == 4096
 
 
 def test_a_workload_is_of_one_environment(load: Load) -> None:

@@ -23,7 +23,7 @@ def suite_of(settings=(), **more):
 def test_a_suite_becomes_a_run_config():
     suite, others = suite_of(["attempts=3", "rollout.temperature=0.5"])
     assert others == ["rollout.temperature=0.5"]
-    mapping = {**suite.run_mapping(), "model": {"path": "m"}, "stop": {"batches": 1}}
+    mapping = {**suite.run_mapping(), "model": {"path": "some/model"}, "stop": {"batches": 1}}
     config = load_mapping(mapping, HERE)
     assert [(e.id, e.options, e.run.evaluation_split) for e in config.env] == [
         ("frozenlake", {"size": 5}, "test"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -120,6 +121,20 @@ def test_a_class_that_is_not_where_the_spec_says() -> None:
 def test_a_module_that_is_not_there() -> None:
     with pytest.raises(PluginError, match="No module named 'acme_mice'"):
         registry.resolve("rewards", "acme_mice:Reward")
+    mend = r"\(install acme_mice, or put its folder on PYTHONPATH\)"
+    for named in ("acme_mice:Reward", "acme_mice.small:Reward"):
+        with pytest.raises(PluginError, match=mend):
+            registry.resolve("rewards", named)
+
+
+def test_a_module_that_another_one_lacks_is_no_matter_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_cats.py").write_text("import acme_mice\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match="No module named 'acme_mice'") as told:
+        registry.resolve("rewards", "acme_cats:Reward")
+    assert "PYTHONPATH" not in str(told.value)
 
 
 def test_context_is_passed_beside_the_options() -> None:

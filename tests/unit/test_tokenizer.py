@@ -52,7 +52,7 @@ def test_bad_paths_are_told_in_one_line(tmp_path):
     cases = {
         tmp_path: "no model folder",
         file: "no model folder",
-        tmp_path / "none": "does not exist",
+        tmp_path / "none": "there is no folder",
         write_tokenizer(_made(tmp_path / "a"), "{}", CHATML, "<|end|>"): "tokenizer.json",
         write_tokenizer(_made(tmp_path / "b"), backend, None, "<|end|>"): "no chat template",
         write_tokenizer(_made(tmp_path / "c"), backend, "{% if %}", "<|end|>"): "no Jinja template",

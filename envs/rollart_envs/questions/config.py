@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollart_envs.files import missing_files
+
 Name = Annotated[str, Field(min_length=1)]
 
 
@@ -35,6 +37,10 @@ class QuestionsConfig(BaseModel):
             if self.file is None and is_other:
                 raise ValueError(f"{name} has no effect without a file")
         return self
+
+    def missing(self) -> dict[str, str]:
+        """Return the file that this machine has not."""
+        return missing_files(file=self.file)
 
 
 _DEFAULTS = QuestionsConfig.model_construct()

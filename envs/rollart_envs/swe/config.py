@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rollart_core.boxes.options import SandboxedOptions
+from rollart_envs.files import missing_files
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
 _PYTHON = Field(pattern=r"^(/.*)?$")
@@ -29,6 +30,10 @@ class FunctionRepairConfig(SandboxedOptions):
     python: Annotated[str, _PYTHON] = ""
     """Python 3.8 or newer that runs the answers, as an absolute path in the box; empty: the
     `python3` on its PATH."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the task file that this machine has not."""
+        return missing_files(tasks=self.tasks)
 
 
 class FunctionAgentConfig(SandboxedOptions):
@@ -51,6 +56,10 @@ class FunctionAgentConfig(SandboxedOptions):
     """Python 3.8 or newer that judges, as an absolute path in the box; empty: the `python3` on its
     PATH."""
 
+    def missing(self) -> dict[str, str]:
+        """Return the task file that this machine has not."""
+        return missing_files(tasks=self.tasks)
+
 
 class RepairConfig(SandboxedOptions):
     """Options of ``swe/Repair-v1``."""
@@ -72,3 +81,10 @@ class RepairConfig(SandboxedOptions):
     python: Annotated[str, _PYTHON] = ""
     """Python that runs the tests, as an absolute path in the box, where the row does not name one;
     empty: the `python3` on its PATH."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the task file, or the folder of repositories, that this machine has not."""
+        found = missing_files(tasks=self.tasks)
+        if self.repos_dir is not None and not self.repos_dir.is_dir():
+            found["repos_dir"] = f"there is no folder {self.repos_dir}"
+        return found

@@ -1,7 +1,8 @@
 """The options of WebShop, as a pydantic model that imports nothing heavy.
 
-Takes: plain mappings. Gives: a frozen :class:`WebShopConfig`. Never: reads the data files; that is
-:mod:`rollart_envs.webshop.shop`'s work, when the first environment is made.
+Takes: plain mappings. Gives: a frozen :class:`WebShopConfig`, which knows what of it is not there.
+Never: reads the data files; that is :mod:`rollart_envs.webshop.shop`'s work, when the first
+environment is made.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rollart_envs.webshop.files import find_files
+from rollart_envs.webshop.nouns import NO_SPACY, has_spacy
 
 ObservationMode = Literal["text", "text_rich", "html", "terse"]
 Goals = Literal["synthetic", "human"]
@@ -72,3 +76,15 @@ class WebShopConfig(BaseModel):
         if self.data_dir is not None and self.difficulty is not None:
             raise ValueError("difficulty shapes the generated catalogue: drop it, or drop data_dir")
         return self
+
+    def missing(self) -> dict[str, str]:
+        """Return the official files, or the tagger, that this machine has not."""
+        found = {}
+        if self.data_dir is not None:
+            try:
+                find_files(self.data_dir)
+            except ValueError as e:
+                found["data_dir"] = str(e)
+        if self.noun_tagger == "spacy" and not has_spacy():
+            found["noun_tagger"] = NO_SPACY
+        return found

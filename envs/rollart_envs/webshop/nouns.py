@@ -13,6 +13,9 @@ from importlib.util import find_spec
 from typing import Literal, Protocol
 
 SPACY_MODEL = "en_core_web_sm"
+NO_SPACY = (
+    f"spacy needs spaCy and its model {SPACY_MODEL}; install both, or use noun_tagger: builtin"
+)
 _WORD = re.compile(r"[^\W_]{2,}")
 _NOT_NOUNS = frozenset(
     """
@@ -69,18 +72,20 @@ class SpacyNouns:
         return tuple(t.text.lower() for t in self._nlp(text) if t.pos_ in ("NOUN", "PROPN"))
 
 
+def has_spacy() -> bool:
+    """Return whether spaCy and its model are installed."""
+    return find_spec("spacy") is not None and find_spec(SPACY_MODEL) is not None
+
+
 def make_nouns(which: Literal["auto", "spacy", "builtin"]) -> Nouns:
     """Return the tagger asked for.
 
     Raises:
         ValueError: ``spacy`` is asked for and it or its model is not installed.
     """
-    installed = find_spec("spacy") is not None and find_spec(SPACY_MODEL) is not None
+    installed = has_spacy()
     if which == "spacy" and not installed:
-        raise ValueError(
-            f"noun_tagger: spacy needs spaCy and its model {SPACY_MODEL}; "
-            "install both, or use noun_tagger: builtin"
-        )
+        raise ValueError(f"noun_tagger: {NO_SPACY}")
     return SpacyNouns() if installed and which != "builtin" else RuleNouns()
 
 

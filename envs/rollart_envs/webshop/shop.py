@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_envs.webshop.config import Goals, NounTagger, WebShopConfig
+from rollart_envs.webshop.files import find_files
 from rollart_envs.webshop.generate import DEFAULT_NUM_PRODUCTS, Rows, generate
 from rollart_envs.webshop.goals import Goal, human_goals, shuffled, synthetic_goals
 from rollart_envs.webshop.nouns import Nouns, make_nouns
@@ -29,8 +30,6 @@ from rollart_envs.webshop.search import SearchIndex
 
 SPLITS = ("train", "warm", "test")
 _TEST, _WARM, _WHOLE = 5, 3, 28
-_FILES = ("items_shuffle_1000*.json", "items_ins_v2_1000*.json", "items_human_ins_1000*.json")
-_ALL_FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 
 @dataclass(frozen=True)
@@ -155,12 +154,11 @@ def read_files(data_dir: Path) -> Rows:
     Raises:
         ValueError: A file is missing or is not what it should be.
     """
-    if not data_dir.is_dir():
-        raise ValueError(f"data_dir: no such folder: {data_dir}")
-    rows, attributes, human = (
-        _read_json(_find(data_dir, pattern, whole))
-        for pattern, whole in zip(_FILES, _ALL_FILES, strict=True)
-    )
+    try:
+        paths = find_files(data_dir)
+    except ValueError as e:
+        raise ValueError(f"data_dir: {e}") from None
+    rows, attributes, human = map(_read_json, paths)
     if (
         not isinstance(rows, list)
         or not isinstance(attributes, dict)
@@ -168,16 +166,6 @@ def read_files(data_dir: Path) -> Rows:
     ):
         raise ValueError(f"data_dir: {data_dir}: a list of products and two mappings are expected")
     return rows, attributes, human
-
-
-def _find(data_dir: Path, pattern: str, whole: str) -> Path:
-    found = sorted(data_dir.glob(pattern)) or sorted(data_dir.glob(whole))
-    if not found:
-        raise ValueError(
-            f"data_dir: {data_dir} has no {pattern} (nor {whole}); "
-            "it should hold the official WebShop files"
-        )
-    return found[0]
 
 
 def _read_json(path: Path) -> Any:

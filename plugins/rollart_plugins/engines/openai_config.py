@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +43,15 @@ class OpenAIConfig(ServerConfig):
     own choice: sampled and greedy may then be the same."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Added to every request as it is, such as ``{reasoning_effort: low}``."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the package, or the key, that is not there."""
+        found = {}
+        if find_spec("aiohttp") is None:
+            found["id"] = "aiohttp is not installed: pip install 'rollart[gateway]'"
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            found["api_key_env"] = f"the environment has no variable {self.api_key_env}"
+        return found
 
 
 class VllmConfig(ServerConfig):

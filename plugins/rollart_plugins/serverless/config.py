@@ -1,7 +1,9 @@
-"""Options of the reward backends. Never imports what they need."""
+"""Options of the reward backends, which know what of it is not there. Never imports that."""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +12,11 @@ _MIB = 1 << 20
 LAMBDA_BYTES = 6 * _MIB
 """AWS Lambda takes no more, and answers no more, in a call that is waited for."""
 
+NO_AIOHTTP = "the http backend needs aiohttp: pip install 'rollart[serverless]'"
+NO_BOTO3 = "the lambda backend needs boto3: pip install 'rollart[lambda]'"
+NO_FC = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
+NO_RAY_SERVE = "the ray_serve backend needs Ray Serve: pip install 'rollart[ray-serve]'"
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -17,6 +24,16 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 class _BackendConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def _missing(self, package: str, mend: str, *variables: str) -> dict[str, str]:
+        """Return what this machine has not: a package, or variables that options name."""
+        found = {} if find_spec(package) else {"id": mend}
+        named = {option: getattr(self, option) for option in variables}
+        return found | {
+            option: f"the environment variable {name} is not set"
+            for option, name in named.items()
+            if name is not None and not os.environ.get(name)
+        }
 
 
 class PoolConfig(_BackendConfig):
@@ -58,6 +75,10 @@ class HttpConfig(_BackendConfig):
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
 
+    def missing(self) -> dict[str, str]:
+        """Return the package, or the token, that is not there."""
+        return self._missing("aiohttp", NO_AIOHTTP, "token_env")
+
 
 class LambdaConfig(_BackendConfig):
     """Options of ``rollart/Lambda-v1``."""
@@ -80,6 +101,10 @@ class LambdaConfig(_BackendConfig):
     """Largest call: Lambda takes 6 MB."""
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the package that is not installed."""
+        return self._missing("boto3", NO_BOTO3)
 
 
 class FcConfig(_BackendConfig):
@@ -109,6 +134,11 @@ class FcConfig(_BackendConfig):
     """Largest call: Function Compute takes 32 MB."""
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the package, or the keys, that are not there."""
+        keys = ("key_id_env", "key_secret_env", "security_token_env")
+        return self._missing("alibabacloud_fc20230330", NO_FC, *keys)
 
 
 class RayServeConfig(_BackendConfig):
@@ -141,3 +171,7 @@ class RayServeConfig(_BackendConfig):
                 f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})"
             )
         return self
+
+    def missing(self) -> dict[str, str]:
+        """Return the package that is not installed."""
+        return self._missing("ray", NO_RAY_SERVE)

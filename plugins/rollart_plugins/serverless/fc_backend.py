@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
-from rollart_plugins.serverless.config import FcConfig
+from rollart_plugins.serverless.config import NO_FC, FcConfig
 from rollart_plugins.serverless.remote import Sent
 from rollart_plugins.serverless.sdk import SdkBackend
 
-MISSING = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
 _CONNECT_MS = 10_000
 _ANSWER_BYTES = 32 << 20
 _AGAIN: Final = (408, 429)
@@ -67,7 +66,7 @@ class FcBackend(SdkBackend):
             from alibabacloud_fc20230330.client import Client
             from alibabacloud_tea_openapi.utils_models import Config
         except ModuleNotFoundError as e:
-            raise ConfigError(MISSING) from e
+            raise ConfigError(NO_FC) from e
         key_id, key_secret = self._key
         return Client(
             Config(

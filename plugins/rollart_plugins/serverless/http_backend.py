@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
 from rollart_plugins.serverless import wire
-from rollart_plugins.serverless.config import HttpConfig
+from rollart_plugins.serverless.config import NO_AIOHTTP, HttpConfig
 from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
 
 if TYPE_CHECKING:
     import aiohttp
 
-MISSING = "the http backend needs aiohttp: pip install 'rollart[serverless]'"
 _KNOWN = {
     401: "it refuses the token: is token_env the variable with the function's token?",
     403: "it refuses the token: is token_env the variable with the function's token?",
@@ -121,7 +120,7 @@ class HttpBackend(RemoteBackend):
             try:
                 import aiohttp
             except ModuleNotFoundError as e:
-                raise ConfigError(MISSING) from e
+                raise ConfigError(NO_AIOHTTP) from e
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             connector = aiohttp.TCPConnector(limit=self.config.max_concurrent + 1)
             self._http = aiohttp.ClientSession(connector=connector, headers=headers)

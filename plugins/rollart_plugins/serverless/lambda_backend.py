@@ -14,11 +14,10 @@ from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
-from rollart_plugins.serverless.config import LAMBDA_BYTES, LambdaConfig
+from rollart_plugins.serverless.config import LAMBDA_BYTES, NO_BOTO3, LambdaConfig
 from rollart_plugins.serverless.remote import Sent
 from rollart_plugins.serverless.sdk import SdkBackend
 
-MISSING = "the lambda backend needs boto3: pip install 'rollart[lambda]'"
 _CONNECT_S = 10.0
 _FINAL: Final = {
     "ResourceNotFoundException": "there is no such function",
@@ -87,7 +86,7 @@ class LambdaBackend(SdkBackend):
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ModuleNotFoundError as e:
-            raise ConfigError(MISSING) from e
+            raise ConfigError(NO_BOTO3) from e
         config = self.config
         settings = Config(
             connect_timeout=min(_CONNECT_S, self._timeout_s),

@@ -18,12 +18,11 @@ from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, UserError, first_line
-from rollart_plugins.serverless.config import RayServeConfig
+from rollart_plugins.serverless.config import NO_RAY_SERVE, RayServeConfig
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
 from rollart_plugins.serverless.wire import Refused
 
-MISSING = "the ray_serve backend needs Ray Serve: pip install 'rollart[ray-serve]'"
 _UNBOUNDED: Final = 1 << 20
 _MIN_IDLE_S: Final = 0.1
 
@@ -154,7 +153,7 @@ class RayServeBackend(RemoteBackend):
             import ray
             from ray import serve  # noqa: F401 - it needs more packages than ray itself
         except ImportError as e:
-            raise ConfigError(MISSING) from e
+            raise ConfigError(NO_RAY_SERVE) from e
         if ray.is_initialized():
             return
         from rollart_core.config_runtime import RayRuntime

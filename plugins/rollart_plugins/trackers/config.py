@@ -5,10 +5,12 @@ Takes: what a config says. Gives: checked options. Never: imports a tracker's pa
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+NO_WANDB = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -31,3 +33,7 @@ class WandbConfig(BaseModel):
     """Labels to find it by."""
     timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """How long to wait for W&B when the run begins, and again when it ends."""
+
+    def missing(self) -> dict[str, str]:
+        """Return the package that is not installed."""
+        return {"id": NO_WANDB} if find_spec("wandb") is None else {}

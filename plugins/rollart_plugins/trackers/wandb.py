@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.errors import first_line
-from rollart_plugins.trackers.config import WandbConfig
+from rollart_plugins.trackers.config import NO_WANDB, WandbConfig
 
-_HOW_TO_INSTALL = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
 _NO_KEY = "there is no key: `wandb login`, or set WANDB_API_KEY"
 _ALSO_UNDER = {"api.forge.coreweave.com": "api.wandb.ai"}
 """The host that W&B's own server had before, under which wandb finds its key too."""
@@ -49,7 +48,7 @@ class WandbTracker(Tracker):
         try:
             import wandb
         except ImportError as e:
-            raise ImportError(_HOW_TO_INSTALL) from e
+            raise ImportError(NO_WANDB) from e
         run_id, given = _run_id(run_dir), {"dir": str(run_dir), "config": dict(config)}
         given["name"] = self._config.name or run_dir.name
         if self._config.mode == "online":
