@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from tuf.api import exceptions as tuf
 from urllib3.exceptions import HTTPError
 
+from rollart_core.community.state import state_folder
 from rollart_core.errors import RegistryError, first_line
 
 
@@ -44,8 +45,7 @@ def _reason(error: Exception) -> str:
         case tuf.UnsignedMetadataError():
             return (
                 f"not signed by the keys that are trusted for it ({said}): somebody changed it, or "
-                "its operator made it anew: then remove its folder in "
-                "~/.config/rollart/registries"
+                f"its operator made it anew: then remove its folder in {state_folder()}"
             )
         case tuf.LengthOrHashMismatchError():
             return f"a file is not the one that was signed ({said})"

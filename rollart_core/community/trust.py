@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from tuf.api.metadata import Metadata, Root
 from rollart_core.community.explain import explained
 from rollart_core.community.fetcher import fetcher_for
 from rollart_core.community.signed import parse
+from rollart_core.community.state import state_folder
 from rollart_core.community.tree import write_whole
 from rollart_core.errors import RegistryError
 
@@ -46,15 +46,6 @@ class Trusted:
 def fingerprint(root: bytes) -> str:
     """Return what people compare: the SHA-256 (hex) of a root metadata file."""
     return hashlib.sha256(root).hexdigest()
-
-
-def state_folder() -> Path:
-    """Return the folder that keeps the trusted registries of this person."""
-    config = os.environ.get("ROLLART_CONFIG_DIR")
-    if config:
-        return Path(config) / "registries"
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / "rollart" / "registries"
 
 
 def trusted(base: str) -> Trusted | None:
