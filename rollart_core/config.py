@@ -289,6 +289,13 @@ class _RunBase(Section):
     """What is kept for ``--resume``."""
     stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, value: str) -> str:
+        if value in ("", ".", "..") or any(c in value for c in "/\\\0"):
+            raise ValueError(f"{value!r} cannot be part of a folder's name: leave out / and \\")
+        return value
+
     @field_validator("runtime", mode="before")
     @classmethod
     def _runtime_by_name(cls, value: Any) -> Any:

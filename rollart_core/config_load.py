@@ -40,7 +40,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: With one line a problem: ``file: key: what is wrong and how to mend it``.
     """
     source = Path(path)
-    mapping = read_yaml(source)
+    mapping = read_run_config(source)
     overridden = [apply_override(mapping, override) for override in overrides]
     return load_mapping(mapping, source, overridden)
 
@@ -90,6 +90,20 @@ def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem
     return config, consistency_problems(config)
 
 
+def read_run_config(path: Path) -> dict[str, Any]:
+    """Read the mapping of a run config.
+
+    Raises:
+        ConfigError: As :func:`read_yaml`; and for a suite, which is another command's.
+    """
+    mapping = read_yaml(path)
+    if "suite" in mapping:
+        raise ConfigError(
+            f"{path}: this is a suite of environments: `rollart eval {path}` plays it"
+        )
+    return mapping
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
@@ -100,7 +114,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as e:
         raise ConfigError(no_such_file(path)) from e
-    except (OSError, UnicodeDecodeError) as e:
+    except IsADirectoryError as e:
+        raise ConfigError(f"{path}: is a folder; name a file") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: is no text file (UTF-8); name a YAML file") from e
+    except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {first_line(str(e))}") from e
     try:
         loaded = yaml.load(text, Loader=_Loader)

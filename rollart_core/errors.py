@@ -34,7 +34,7 @@ from __future__ import annotations
 import traceback
 from difflib import get_close_matches
 from types import TracebackType
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from rollart_core.types import Failure, FailureKind
 
@@ -261,7 +261,11 @@ def first_line(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+NEAR: Final = 0.65
+"""From this on names are alike: one wrong letter of three is, half of another word is not."""
+
+
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Return `` Did you mean 'x'?`` with the nearest known word, or an empty string."""
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = get_close_matches(word, known, n=1, cutoff=NEAR)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -6,9 +6,11 @@ opens a file, or raises for a folder that cannot be read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
+
+from rollart_core.errors import NEAR
 
 JOURNAL = "journal.db"
 _CONFIGS = (".yaml", ".yml")
@@ -25,7 +27,7 @@ def no_such_file(path: Path) -> str:
         for found in _inside(folder)
         if found.suffix in _CONFIGS
     ]
-    return message + _mend(_nearest(path.name, others))
+    return message + _mend(_nearest(path.stem, {other.stem: other for other in reversed(others)}))
 
 
 def no_run(path: Path, lacks: str = JOURNAL) -> str:
@@ -47,13 +49,13 @@ def no_run(path: Path, lacks: str = JOURNAL) -> str:
         if (run / lacks).is_file()
     ]
     begun = [run for run in others if path.name and run.name.startswith(path.name)]
-    return message + _mend(max(begun) if begun else _nearest(path.name, others))
-
-
-def _nearest(name: str, others: Sequence[Path]) -> Path | None:
     by_name = {other.name: other for other in reversed(others)}
-    near = get_close_matches(name, list(by_name), n=1, cutoff=0.6)
-    return by_name[near[0]] if near else None
+    return message + _mend(max(begun) if begun else _nearest(path.name, by_name))
+
+
+def _nearest(name: str, others: Mapping[str, Path]) -> Path | None:
+    near = get_close_matches(name, list(others), n=1, cutoff=NEAR)
+    return others[near[0]] if near else None
 
 
 def _mend(other: Path | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollart_core.config_base import Section
 from rollart_core.errors import did_you_mean, first_line
 
 Models = tuple[type[BaseModel], ...]
@@ -26,6 +27,14 @@ REFUSED = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _PENALTY),
 }
 """Sampling options other tools have, and why there are none here."""
+
+_LISTS = frozenset({"tuple_type", "list_type"})
+_WANTED = {
+    **dict.fromkeys(_LISTS, "must be a list"),
+    **dict.fromkeys(("model_type", "dict_type"), "must be a section of keys"),
+}
+"""Kinds of pydantic's errors whose own words are Python's."""
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +84,10 @@ def _problem(details: ErrorDetails, model: type[BaseModel], others: Models) -> P
     message = details["msg"]
     if kind in {"value_error", "assertion_error"}:
         return Problem(path, message.split(", ", 1)[-1])
-    message = message.replace("Input should be", "must be", 1)
     given = first_line(repr(details.get("input")), limit=60)
+    if kind in _LISTS and isinstance(details.get("input"), str):
+        return Problem(path, f"must be a list, such as [{details['input']}]")
+    message = _WANTED.get(kind) or message.replace("Input should be", "must be", 1)
     return Problem(path, f"{message}, got {given}")
 
 
@@ -88,9 +99,22 @@ def unknown_key(name: str, models: Models, alternatives: Models = ()) -> str:
             return f"has no effect with {here}; it belongs to {_case(other)}"
     if name in REFUSED:
         return f"is refused: {REFUSED[name]}; rollout.temperature is what there is"
+    inner = [f"{section}.{name}" for section in _sections_with(name, models)]
+    if 0 < len(inner) <= _MOST_NAMED:
+        return f"unknown key. Did you mean {' or '.join(map(repr, inner))}?"
     known = [n for m in models for n in m.model_fields]
     near = did_you_mean(name, known)
     return f"unknown key.{near}" if near else f"unknown key. Known here: {', '.join(known)}"
+
+
+def _sections_with(name: str, models: Models) -> list[str]:
+    """Return the sections that stand at the same place and know this key."""
+    return [
+        field
+        for model in models
+        for field, info in model.model_fields.items()
+        if any(name in inner.model_fields for inner in _sections_in(info.annotation))
+    ]
 
 
 def _case(model: type[BaseModel]) -> str:
@@ -125,6 +149,14 @@ def _walk(
             )
             others = ()
     return tuple(path), holders, alternatives
+
+
+def _sections_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    """Yield the sections of which an annotation is one: not those in a list, nor plugins."""
+    if typing.get_origin(annotation) not in (tuple, list, dict):
+        for inner in typing.get_args(annotation) or (annotation,):
+            if isinstance(inner, type) and issubclass(inner, Section):
+                yield inner
 
 
 def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:

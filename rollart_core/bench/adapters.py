@@ -19,7 +19,7 @@ from functools import partial
 from importlib import metadata
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import rollart_core
 from rollart_core import registry
@@ -28,6 +28,8 @@ from rollart_core.bench.native_envs import Player
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import RollartError, UserError, first_line
+
+TAKES: Final = ("rounds", "seconds", "only", "python", "short")
 
 NUM_SEEDS = 200
 """Seeds are used again after so many episodes."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import mean, median
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.scale import NoTrainer
@@ -51,6 +51,8 @@ from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episod
 from rollart_core.rollout.router import Router
 from rollart_core.testing.modelled import TOKEN, ModelledEngine
 from rollart_core.types import Group, Message, Observation, Sample, Ticket, Trajectory
+
+TAKES: Final = ("seconds", "seeds", "faster", "short")
 
 MARK = 1.3
 CLOSE = 0.1

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from rollart_core import registry
 from rollart_core.bench import bandit
@@ -28,6 +28,18 @@ from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.errors import RollartError
 from rollart_core.plugins import plugins
 from rollart_core.view.pictures import new_figure, save, smoothed
+
+TAKES: Final = (
+    "only",
+    "batches",
+    "wall_s",
+    "seed",
+    "picture",
+    "runs_dir",
+    "beginner",
+    "expert",
+    "short",
+)
 
 ENV: Mapping[str, object] = {"arms": 2, "turns": 2}
 MARK = 0.9
@@ -68,7 +80,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``only`` (all), ``batches`` (30), ``wall_s`` (60), ``seed`` (0), ``picture``: where
-            it goes; ``runs_dir``: where run directories stay; ``short``: GRPO, two batches.
+            it goes; ``runs_dir``: where run directories stay; ``beginner`` and ``expert``: folders
+            of models to use for those it makes; ``short``: GRPO, two batches.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench import async_rewards
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process
 from rollart_core.bench.waiting_run import TURNS, model_path, ran, waiting_run
 from rollart_core.errors import UserError
+
+TAKES: Final = ("case", "rounds", "batches", "short")
 
 MARK = 1.2
 MAX_STALENESS = 2

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Final
 
 import yaml
 
@@ -41,6 +42,8 @@ from rollart_core.engine.audit import AuditReport, audit
 from rollart_core.errors import RollartError, UserError
 from rollart_core.models.new import new_model
 from rollart_core.testing import FakeEnv
+
+TAKES: Final = ("runtime", "steps", "kills", "seed", "kinds", "short")
 
 MODEL = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
 NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2

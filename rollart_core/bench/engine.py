@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from rollart_core.registry import build
 
 if TYPE_CHECKING:
     import torch
+
+TAKES: Final = ("pairs", "threads", "short")
 
 PEER = "transformers generate"
 ENGINE = "embedded"

@@ -23,13 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench import bandit
 from rollart_core.bench.bandit import Learned
 from rollart_core.bench.learn import SMOOTHED_OVER
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.view.pictures import new_figure, save, smoothed
+
+TAKES: Final = ("seeds", "batches", "picture", "runs_dir", "model", "short")
 
 BEST_FAILS, OTHERS_FAIL = 0.4, 0.1
 DECOY = 0.8
@@ -98,7 +100,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``seeds`` (3), ``batches`` (30), ``picture``: where it goes; ``runs_dir``: where
-            run directories stay; ``short``: one seed, few batches.
+            run directories stay; ``model``: a folder to use for the one it makes; ``short``: one
+            seed, few batches.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.sides import in_fresh_process
@@ -40,6 +40,8 @@ from rollart_core.runtime.pauses import short_pauses
 from rollart_core.testing import FakeEnv
 from rollart_core.testing.engine import ScriptedEngine
 from rollart_core.types import Task, Ticket
+
+TAKES: Final = ("rate", "conversations", "seconds", "rounds", "short")
 
 MARK_MS = 3.0
 ENGINE_S = 0.3

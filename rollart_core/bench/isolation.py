@@ -18,6 +18,8 @@ from rollart_core.bench.rows import machine, row, tell
 from rollart_core.errors import RollartError, first_line
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 
+TAKES: Final = ("kinds", "steps", "image", "short")
+
 MARK_MS: Final = 1.0
 """What a step in a box is to cost at most, at the median."""
 KINDS: Final = ("venv", "bubblewrap", "docker")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config_load import load_config
@@ -33,6 +33,8 @@ SHORT = {
     "stop.wall_s": 20,
 }
 OWN = ("short", "seeds", "config", "picture")
+TAKES: Final = None
+"""Any: what is not in ``OWN`` is a key of the config, and is checked as one."""
 KINDS = ("success_before", "success_after", "greedy_before", "greedy_after")
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.one_turn import NUM_TASKS, digits
 from rollart_core.bench.rows import machine, row, tell
@@ -30,6 +30,8 @@ from rollart_core.config_model import NewModel
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import RollartError, UserError
 from rollart_core.models.new import new_model
+
+TAKES: Final = ("rounds", "steps", "threads", "short")
 
 PEER = "TRL GRPOTrainer"
 MARK = 1.5

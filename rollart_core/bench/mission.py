@@ -35,6 +35,8 @@ from rollart_core.config_load import dump_yaml, read_yaml
 from rollart_core.engine.audit import AuditReport, audit
 from rollart_core.errors import RollartError, UserError
 
+TAKES: Final = ("case", "cases", "config", "steps", "seed", "limit_s", "mixture", "only")
+
 CASES: Final = ("peace", "attack", "alone")
 VICTIMS: Final = ("env worker", "engine", NODE)
 HOSTS_VARIABLE: Final = "MISSION_DOCKER_HOSTS"

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.learn import EXAMPLES, SHORT
 from rollart_core.bench.rows import machine, row, tell
@@ -32,6 +32,8 @@ DETERMINISTIC = {
     "evaluation.greedy": False,
 }
 OWN = ("short", "config")
+TAKES: Final = None
+"""Any: what is not in ``OWN`` is a key of the config, and is checked as one."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:

@@ -35,6 +35,8 @@ from rollart_core.contracts.reward import RewardBackend, RewardRef, RewardReques
 from rollart_core.errors import RollartError, UserError
 from rollart_core.testing import example_request
 
+TAKES: Final = ("ways", "rounds", "short")
+
 WAYS: Final = ("inline", "pool", "http", "lambda", "ray_serve")
 PEER: Final = "ProcessPoolExecutor"
 NUM_WORKERS: Final = 2

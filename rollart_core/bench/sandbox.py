@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, Final
 
 from rollart_core import registry
 from rollart_core.bench.box_memory import memory_bytes
@@ -21,6 +21,8 @@ from rollart_core.bench.docker_exec import DockerExec
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import EpisodeError, UserError, first_line
+
+TAKES: Final = ("sandbox", "image", "boxes", "execs", "resets", "starts", "held", "short")
 
 MARK_START_MS = 60.0
 MARK_EXEC = 10.0

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.config_model import NewModel
@@ -40,6 +40,8 @@ from rollart_core.rollout.router import Router
 from rollart_core.testing import AsyncFakeEnv, FakeEnv, ScriptedEngine
 from rollart_core.types import Group
 
+TAKES: Final = ("short",)
+
 ENV = "rollart_core.testing:AsyncFakeEnv"
 TURNS = 5
 GROUP_SIZE = 8
@@ -53,7 +55,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short`` for a small form; ``sizes`` for other numbers of live trajectories.
+        options: ``short`` for a small form.
 
     Returns:
         The object of ``rollart bench --json``.

@@ -14,8 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from rollart_core.bench.rows import machine, row, tell
+
+TAKES: Final = ("rounds", "short")
 
 NUM_PLUGINS = 50
 MARK_HELP_S = 0.3

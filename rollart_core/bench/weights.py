@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rollart_core.bench.rows import machine, row, tell
 from rollart_core.bench.weight_sides import (
@@ -36,6 +36,8 @@ from rollart_core.runtime.inline import shared_folder
 
 if TYPE_CHECKING:
     import torch
+
+TAKES: Final = ("pairs", "short")
 
 LARGE: Mapping[str, Any] = {
     "vocab_size": 18432,

@@ -80,7 +80,12 @@ def build_app() -> typer.Typer:
     """Return the typer app."""
     # Plain help: rich's panels take a tenth of a second to import.
     app = typer.Typer(
-        cls=LazyGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None
+        cls=LazyGroup,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        # Commands take it over from the context they are called in.
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
 
     @app.callback(epilog="Example: rollart run examples/hello.yaml --dry-run")

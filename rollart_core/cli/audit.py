@@ -72,7 +72,8 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
     for i, why in enumerate(found.went_back):
         yield "went back" if i == 0 else "", "", why
     versions = ", ".join(f"{v}: {n}" for v, n in found.staleness.items())
-    yield "staleness", f"{found.max_staleness or 0}", f"at most {found.staleness_bound}; {versions}"
+    bound = f"at most {found.staleness_bound}"
+    yield "staleness", f"{found.max_staleness or 0}", f"{bound}; {versions}" if versions else bound
     bias = found.length_bias
     for what in ("tokens", "turns"):
         means = [getattr(bias, f"{name}_{what}_mean") for name in ("dispatched", "finished")]

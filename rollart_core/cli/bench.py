@@ -6,7 +6,7 @@ of all. Never: imports a benchmark that was not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module, util
 from keyword import iskeyword
 from pathlib import Path
@@ -46,8 +46,10 @@ def bench(
         raise UserError(f"there is no benchmark {name!r}.{near} There are: {', '.join(names)}.")
     given = [*(options or []), *([f"case={case}"] if case else [])]
     benchmark = import_module(f"{_PACKAGE}.{_module(name)}")
+    asked = as_options(given)
+    _check(name, asked, benchmark.TAKES)
     with sigterm_is_ctrl_c():
-        result = benchmark.run(as_options(given))
+        result = benchmark.run(asked)
     if as_json:
         print_json(result)
     else:
@@ -61,6 +63,14 @@ def benchmarks() -> list[str]:
     files = [path for folder in folders or [] for path in Path(folder).glob("*.py")]
     found = [f.stem for f in files if "\ndef run(" in f.read_text(encoding="utf-8")]
     return sorted(stem.removesuffix("_") for stem in found)
+
+
+def _check(name: str, asked: Mapping[str, object], takes: Sequence[str] | None) -> None:
+    """Refuse an option that a benchmark does not take, before it runs."""
+    unknown = [key for key in asked if takes is not None and key not in takes]
+    if takes is not None and unknown:
+        near = did_you_mean(unknown[0], tuple(takes))
+        raise UserError(f"bench {name} has no {unknown[0]!r}.{near} It takes: {', '.join(takes)}.")
 
 
 def _module(name: str) -> str:

@@ -120,7 +120,9 @@ def _begun(asked: Asked, resume: Path | None) -> Begun | None:
         return begin(asked)
     if asked.beside and not asked.begins_anew and not asked.settings:
         return None
-    raise typer.BadParameter("name a config file or a run directory, or --env and --model")
+    raise typer.BadParameter(
+        "name a config file, a suite or a run directory, or --env with --model or --baseline"
+    )
 
 
 def _show_table(table: Table, *, as_markdown: bool, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """``rollart info``: what one plugin says of itself, and the options it takes.
 
-Takes: an id, an alias or ``ADAPTER::FOREIGN_ID``. Gives: its spec and its options with their
-defaults, of every kind that has it. Never: builds it.
+Takes: an id, an alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``. Gives: its spec and its options
+with their defaults, of every kind that has it. Never: builds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rollart_core.plugins import KINDS, Registered, plugins
 
 def info(
     plugin_id: Annotated[
-        str, typer.Argument(metavar="ID", help="An id, an alias or ADAPTER::FOREIGN_ID.")
+        str,
+        typer.Argument(metavar="ID", help="An id, an alias, module:Class or ADAPTER::FOREIGN_ID."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -49,12 +50,12 @@ def _find(plugin_id: str) -> list[Registered]:
     """Return what has this id or alias, in every kind."""
     if split_id(plugin_id):
         return [registry.find("environments", plugin_id)]
+    if ":" in plugin_id:
+        return [_unregistered(plugin_id)]
     found, known, broken = [], [], None
     for kind in KINDS:
         try:
-            registered = registry.find(kind, plugin_id)
-            if registered.plugin.distribution != "unregistered":
-                found.append(registered)
+            found.append(registry.find(kind, plugin_id))
         except UnknownIdError:
             known += registry.names(kind)
         except PluginError as e:
@@ -68,6 +69,16 @@ def _find(plugin_id: str) -> list[Registered]:
             raise PluginError(f"plugin {plugin} is broken: {plugin.broken}")
     near = did_you_mean(plugin_id, known)
     raise UnknownIdError(f"nothing called {plugin_id!r} is installed.{near} Try `rollart list`.")
+
+
+def _unregistered(path: str) -> Registered:
+    """Return what ``module:Class`` is, by the base of its class."""
+    from rollart_core.check.probe import kind_of
+
+    kind = kind_of(path)
+    registered = registry.find(kind if kind in KINDS else "environments", path)
+    registry.resolve(registered.kind, path)
+    return registered
 
 
 def _describe(registered: Registered) -> dict[str, object]:

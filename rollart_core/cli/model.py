@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from rollart_core import registry
 from rollart_core.cli.options import as_options
+from rollart_core.cli.play import check_split
 from rollart_core.config_model import NewModel
 from rollart_core.engine.tasks import held_out_tasks
-from rollart_core.errors import ConfigError
+from rollart_core.errors import ConfigError, first_line
 from rollart_core.problems import of_validation
 from rollart_core.rollout.env_worker import EnvRef
 
@@ -56,13 +57,26 @@ def new(
     env_options = shape.pop("env", {})
     spec = _shape(shape)
     chosen = registry.env_spec(env, env_options)
+    check_split(env, env_options, split)
     with_tasks = registry.make(env, **env_options)
-    count = getattr(with_tasks, "num_tasks", lambda _: None)(split)
-    with_tasks.close()
-    listed = held_out_tasks(chosen.id, split, tasks, seed, num_tasks=count)
+    try:
+        count = getattr(with_tasks, "num_tasks", lambda _: None)(split)
+        listed = held_out_tasks(chosen.id, split, tasks, seed, num_tasks=count)
+    except ValueError as e:
+        raise ConfigError(f"--split {split}: {first_line(str(e))}") from e
+    finally:
+        with_tasks.close()
     corpus = EnvTasks(EnvRef(chosen.id, env_options), listed, max_turns=chosen.max_turns)
+    _make(path)
     build_model(str(path), spec, [corpus], seed)
     typer.echo(f"Made {path}: {spec.num_layers} layers of width {spec.width}.")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{folder}: cannot be made: {e.strerror}; name another folder") from e
 
 
 def _shape(given: dict[str, Any]) -> NewModel:

@@ -33,7 +33,7 @@ def play(
 ) -> None:
     """Play an environment in the terminal; of an agent environment, be the model."""
     given = as_options(options or [])
-    _check_split(env, given, split)
+    check_split(env, given, split)
     made: Any = registry.make(env, **given)
     chosen = {"task": task, "split": split}
     try:
@@ -49,7 +49,7 @@ def play(
     typer.echo(f"The end. Return: {total:g}")
 
 
-def _check_split(env: str, options: Mapping[str, object], split: str) -> None:
+def check_split(env: str, options: Mapping[str, object], split: str) -> None:
     """Raise UserError for a split that an environment does not have."""
     if ":" in env and split_id(env) is None:
         return  # module:Class has a default spec, which knows nothing of its splits

@@ -16,7 +16,7 @@ from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
 from rollart_core.config_load import RECORD_KEY, read_yaml
 from rollart_core.errors import ConfigError
-from rollart_core.near import no_run
+from rollart_core.near import JOURNAL, no_run
 from rollart_core.resolve import ResolvedRun
 
 INTERRUPTED = 130
@@ -76,6 +76,8 @@ def _arguments(
     if resume is None:
         if config is None:
             raise typer.BadParameter("name a config file, or a run directory with --resume")
+        if (Path(config) / JOURNAL).is_file():
+            raise ConfigError(f"{config} is a run directory: `rollart run --resume {config}`")
         return Path(config), overrides
     given = ([config] if config else []) + overrides
     files = [argument for argument in given if "=" not in argument]

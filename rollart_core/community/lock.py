@@ -121,7 +121,8 @@ def read_lock(path: Path) -> Lock:
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise RegistryError(f"{path} is no lock: {where}: {first['msg']}") from e
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise RegistryError(f"{path} is no lock: {what}") from e
 
 
 @cache

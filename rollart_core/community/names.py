@@ -14,10 +14,11 @@ from packaging.version import InvalidVersion, Version
 
 from rollart_core.contracts.spec import ID_PATTERN
 from rollart_core.errors import RegistryError
+from rollart_core.scaffold.names import own_namespaces
 
 OWNER_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp", "rollart"})
-"""TUF's own roles, and ours."""
+RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp"})
+"""TUF's own roles; RollArt's own namespaces are reserved besides."""
 
 
 class Wanted(NamedTuple):
@@ -68,7 +69,8 @@ def check_owner(name: str, taken: Iterable[str] = ()) -> str:
         allowed = "lower-case letters, digits, - and _, a letter or digit first, 64 at most"
         raise RegistryError(f"owner {name!r}: a name is made of {allowed}")
     canonical = canonicalize_name(name)
-    if name in RESERVED_OWNERS or canonical.split("-")[0] == "rollart":
+    ours = {canonicalize_name(own) for own in own_namespaces()}
+    if canonical in RESERVED_OWNERS | ours or canonical.split("-")[0] == "rollart":
         raise RegistryError(f"owner {name!r}: the name is reserved; choose another")
     for other in taken:
         if canonicalize_name(other) == canonical:

@@ -69,8 +69,7 @@ class Operator:
         Raises:
             RegistryError: When it is not what this operator signed last.
         """
-        if not self.tree.exists:
-            raise RegistryError(f"{self.tree.path} is no registry: `rollart registry init`")
+        self._check_there()
         root = self.keys / "root.json"
         if not root.is_file():
             raise RegistryError(f"{self.keys} holds no root.json: give the folder that init made")
@@ -177,6 +176,10 @@ class Operator:
             _check_still_signed(state, name)
             self.publish(state, {"targets": self.sign_targets(state, targets.delegations)})
 
+    def _check_there(self) -> None:
+        if not self.tree.exists:
+            raise RegistryError(f"{self.tree.path} is no registry: `rollart registry init`")
+
     def _policy(self) -> dict[str, Any]:
         path = self.keys / _POLICY
         try:
@@ -192,6 +195,7 @@ class Operator:
 
     def set_validity(self, days: Mapping[str, float]) -> None:
         """Change how long signatures hold from now on; role -> days."""
+        self._check_there()
         policy = self._policy()
         policy["days"] |= days
         write_whole(self.keys / _POLICY, json.dumps(policy, indent=2).encode())

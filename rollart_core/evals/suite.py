@@ -18,9 +18,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from rollart_core.config import AsyncRun
 from rollart_core.config_base import PositiveInt, Section
 from rollart_core.config_load import apply_override
-from rollart_core.errors import ConfigError
+from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.problems import of_validation
 
 KEY = "suite"
@@ -124,6 +125,10 @@ def read_suite(
     others = [s for s in settings if s not in own]
     for setting in others:
         section = setting.partition("=")[0].partition(".")[0]
+        if section not in AsyncRun.model_fields:
+            near = did_you_mean(section, (*Suite.model_fields, *AsyncRun.model_fields))
+            said = near or f" A suite has {', '.join(Suite.model_fields)}."
+            raise ConfigError(f"command line: {section}: unknown key.{said}")
         if section in ("env", "evaluation", "name"):
             keys = "tasks=, attempts=, split=, greedy= or envs.0.options.KEY="
             raise ConfigError(f"{setting}: has no effect with a suite; say {keys}")

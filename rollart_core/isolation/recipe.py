@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rollart_core import registry
 from rollart_core.contracts.spec import ID_PATTERN
-from rollart_core.errors import ConfigError, PluginError, first_line
+from rollart_core.errors import ConfigError, PluginError, UserError, first_line
 from rollart_core.isolation.config import Isolation
 from rollart_core.isolation.venv import made_venv
 
@@ -93,9 +94,18 @@ def _container(isolation: Isolation, env_id: str) -> Recipe:
         needs["python"] = isolation.python
     if "image" in isolation.options:
         return Recipe(isolation, python, needs)
+    env_id = _full_id(env_id)
     needs["image"] = image_of(env_id)
     hint = f"`rollart build {env_id}` makes the image {needs['image']}, or set isolation.image"
     return Recipe(isolation, python, needs, hint)
+
+
+def _full_id(env_id: str) -> str:
+    """Return the id that an alias stands for, where the environment is installed here too."""
+    try:
+        return env_id if ":" in env_id else registry.find("environments", env_id).key
+    except UserError:
+        return env_id
 
 
 def _python(isolation: Isolation) -> str:

@@ -154,6 +154,11 @@ def load_cluster(path: str | Path) -> Cluster:
     """
     source = Path(path)
     mapping = read_yaml(source)
+    if "pools" not in mapping and mapping.keys() & {"env", "stop"}:
+        raise ConfigError(
+            f"{source}: looks like a run config, not a cluster file, which has `pools`; see "
+            "examples/clusters"
+        )
     try:
         cluster = Cluster.model_validate(mapping)
     except ValidationError as e:

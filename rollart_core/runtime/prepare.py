@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config import RunConfig
-from rollart_core.config_load import apply_override, as_error, read_yaml, validate
+from rollart_core.config_load import apply_override, as_error, read_run_config, validate
 from rollart_core.config_runtime import InlineRuntime, RayRuntime
 from rollart_core.engine.run_dir import runs_dir_fault
 from rollart_core.errors import ConfigError
@@ -47,7 +47,7 @@ def prepare(
     Raises:
         ConfigError: With a line for each thing that is wrong or missing.
     """
-    mapping = read_yaml(Path(path))
+    mapping = read_run_config(Path(path))
     overridden = [apply_override(mapping, override) for override in overrides]
     return prepare_mapping(
         mapping, path, overridden, import_classes=import_classes, makes_folder=makes_folder

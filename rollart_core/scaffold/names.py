@@ -149,14 +149,15 @@ def _check_id(name: PackageName) -> None:
             f"id {name.plugin_id!r} is not of the form 'namespace/Name-vN', such as acme/Maze-v1 "
             "(the namespace in small letters)"
         )
-    if name.namespace.partition("-")[0] == "rollart" or name.namespace in _own_namespaces():
+    if name.namespace.partition("-")[0] == "rollart" or name.namespace in own_namespaces():
         raise UserError(
             f"the namespace {name.namespace!r} is RollArt's own: give another with --id, such as "
             f"my-team/{name.name}-v1, or choose a name that begins with your team's"
         )
 
 
-def _own_namespaces() -> frozenset[str]:
+def own_namespaces() -> frozenset[str]:
+    """Return the namespaces that nobody else may have: here, or in a registry."""
     ids = (key for kind in KINDS for key, r in plugins().registered(kind).items() if _is_own(r))
     return RESERVED_NAMESPACES | {key.partition("/")[0] for key in ids if "/" in key}
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from rollart_core import plugins
 from rollart_core.cli import COMMANDS, main, progress
+from rollart_core.cli.bench import _module, benchmarks
 from rollart_core.config_load import load_config
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec
@@ -26,6 +29,7 @@ from rollart_core.plugins import RESERVED_COMMANDS
 from rollart_core.resolve import resolve_run
 
 Run = Callable[..., tuple[int, str, str]]
+FROZEN_LAKE = "rollart_envs.toy.frozen_lake:FrozenLakeEnv"
 
 
 @pytest.fixture
@@ -58,6 +62,13 @@ def test_every_command_has_help_with_an_example_of_itself(rollart: Run, command:
     code, out, _ = rollart(*command.split(), "--help")
     assert code == 0
     assert f"Example: rollart {command}" in out
+
+
+@pytest.mark.parametrize("command", ["", "list", "run", "model new", "registry add-owner", "swe"])
+def test_h_is_help(rollart: Run, command: str) -> None:
+    code, out, _ = rollart(*command.split(), "-h")
+    assert (code, out) == rollart(*command.split(), "--help")[:2]
+    assert "-h, --help" in out
 
 
 def test_our_command_names_are_taken() -> None:
@@ -115,6 +126,72 @@ def test_info_shows_the_options_with_their_meaning(rollart: Run) -> None:
     options = {o["name"]: o for o in found["options"]}
     assert options["clip_high"]["default"] == "0.28"
     assert options["clip_high"]["help"]
+
+
+def test_info_of_a_class_that_no_plugin_registers(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch, repo_root: Path
+) -> None:
+    monkeypatch.syspath_prepend(repo_root / "examples/custom_env")
+    for path, kind in (
+        ("guess_number:GuessNumber", "environment"),
+        ("rollart_rewards.exact_match:ExactMatch", "reward"),
+    ):
+        code, out, _ = rollart("info", path, "--json")
+        (found,) = json.loads(out)["found"]
+        assert (code, found["is"], found["entry_point"]) == (0, kind, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("info", "nope"), "nothing called 'nope' is installed. Try"),
+        (("info", "no_such_module:X"), "cannot import 'no_such_module'"),
+        (("info", "rollart_rewards.exact_match:Exact"), "Did you mean 'ExactMatch'?"),
+        (("run", "suite.yaml"), "this is a suite of environments: `rollart eval suite.yaml`"),
+        (("run", "."), ".: is a folder; name a file"),
+        (("run", "done"), "done is a run directory: `rollart run --resume done`"),
+        (("run", "bytes"), "bytes: is no text file"),
+        (("run", "missing.yaml"), "missing.yaml: there is no such file\n"),
+        (("run", "x.yaml", "name=../../x"), "command line: name: '../../x' cannot be part of"),
+        (("model", "new", "m", "--split", "foo"), "has no split 'foo'. It has train, warm, test."),
+        (
+            ("model", "new", "m", "--env", FROZEN_LAKE, "--split", "foo"),
+            "--split foo: split 'foo' is not one of train",
+        ),
+        (("model", "new", "bytes/x", "--env", "frozenlake"), "bytes/x: cannot be made: Not a dir"),
+        (("bench", "engine", "--case", "nope"), "bench engine has no 'case'. It takes: pairs, "),
+        (("bench", "start", "round=2"), "has no 'round'. Did you mean 'rounds'? It takes: "),
+        (("swe", "mine", ".", "--sandbox", "nope"), "no sandbox 'nope' is installed"),
+        (("swe", "mine", ".", "--set", "foo=1"), "bubblewrap: foo: unknown key"),
+        (("swe", "validate", "nope"), "nope: there is no such file"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    rollart: Run,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(config.parent)
+    Path("suite.yaml").write_text("suite: s\nenvs: [{id: frozenlake}]\n")
+    Path("bytes").write_bytes(b"\xff\x00\xfe")
+    Path("done").mkdir()
+    Path("done/journal.db").touch()
+    before = sorted(Path.cwd().iterdir())
+    code, out, err = rollart(*arguments)
+    assert (code, out) == (1, "")
+    assert says in err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999999"])
+def test_serve_reward_takes_no_port_that_there_cannot_be(rollart: Run, port: str) -> None:
+    code, _, err = rollart("serve-reward", "exact-match", "--port", port)
+    assert code == 2
+    assert "Invalid value for '--port'" in err
 
 
 def test_a_plugins_command_is_called_by_its_name(
@@ -385,12 +462,29 @@ def test_benchmarks_are_the_modules_that_can_run(
         asked.append(options)
         return {"name": "engine", "machine": {"cores": 2}, "rows": rows}
 
-    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", SimpleNamespace(run=run))
+    fake = SimpleNamespace(run=run, TAKES=("pairs",))
+    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
     code, out, _ = rollart("bench", "engine", "pairs=2")
     assert (code, asked) == (0, [{"pairs": 2}])
     assert "2.12 (1 to 3)" in out
     assert "1 them" in out
     assert json.loads(rollart("bench", "engine", "--json")[1])["rows"] == rows
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_a_benchmark_names_every_option_that_it_reads(name: str, repo_root: Path) -> None:
+    path = repo_root / "rollart_core/bench" / f"{_module(name)}.py"
+    text = path.read_text("utf-8")
+    (said,) = re.findall(r"^TAKES: Final = (None|\(.*?\))\n", text, flags=re.MULTILINE | re.DOTALL)
+    takes = ast.literal_eval(said)
+    if takes is None:
+        assert "load_config(" in text  # which refuses what it does not know
+        return
+    run = re.split(r"\n\n\n", text[text.index("def run(") :])[0]
+    read = re.findall(r"""(?<!\w)(?:options(?:\.get\(|\[)|number\()"(\w+)\"""", run)
+    assert set(read) <= set(takes)
+    documented = run.split('"""')[1]
+    assert [option for option in takes if f"``{option}``" not in documented] == []
 
 
 @pytest.mark.parametrize("broken", [(), ("ticket g1.0 was trained twice",)])
@@ -403,6 +497,7 @@ def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
     code, out, _ = rollart("audit", str(tmp_path))
     assert code == (1 if broken else 0)
     assert "timeout: 1" in out
+    assert "at most 0 " in out  # and nothing after it, where nothing was trained
     assert ("trained twice" in out) == bool(broken)
     code, out, _ = rollart("audit", str(tmp_path), "--json")
     assert code == (1 if broken else 0)

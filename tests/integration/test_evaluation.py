@@ -167,6 +167,10 @@ def test_a_model_in_files_is_scored_by_the_embedded_engine(rollart_eval: Eval, m
             "max_context_tokens: has no effect with model.kind: remote",
         ),
         (("--env", ENV, "--model", "http://h/v1", "engine.modle=x"), "engine.modle"),
+        (
+            ("--env", ENV, "--model", "http://h/v1", "tasks=2"),
+            "tasks: unknown key. Did you mean 'evaluation.tasks'?",
+        ),
         (("--env", ENV, "--model", "http://h/v1", "engine=embedded"), "needs a model's files"),
         (("--env", ENV, "--model", "http://h/v1", "runtime=ray"), "say runtime=inline"),
         (("--env", ENV, "--model", "m", "--tokenizer", "t"), "--tokenizer goes with --model URL"),
@@ -186,7 +190,7 @@ def test_mistakes_are_one_line_and_start_nothing(
 
 def test_neither_file_nor_environment_is_a_usage_error(rollart_eval: Eval) -> None:
     code, _, err = rollart_eval("--env", ENV)
-    assert (code, "--env and --model" in err) == (2, True)
+    assert (code, "or --env with --model or --baseline" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

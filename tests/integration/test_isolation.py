@@ -32,7 +32,9 @@ from rollart_core.errors import (
 )
 from rollart_core.isolation import box as box_module
 from rollart_core.isolation import seats
+from rollart_core.isolation.config import Isolation
 from rollart_core.isolation.image import Build, build_image, find_project
+from rollart_core.isolation.recipe import recipe_of
 from rollart_core.isolation.venv import made_venv
 from rollart_core.resolve import resolve_run
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
@@ -519,6 +521,8 @@ def test_what_keeps_an_image_from_being_built_is_said(
         build_image(found, replace(BUILD, dockerfile=tmp_path / "Dockerfle"), print)
     with pytest.raises(ConfigError, match=r"set isolation.image"):
         registry.env_spec(ODD, {"isolation": "docker"})
+    recipe = recipe_of(Isolation(kind="docker"), "frozenlake")
+    assert recipe.needs["image"] == "rollart-env/toy-frozenlake:v1"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     if shutil.which("docker"):
         with pytest.raises(UserError, match="no Docker engine answers"):

@@ -58,6 +58,7 @@ def test_a_person_reads_where_why_and_how_fast(rollart):
             "no pool may run environments",
         ),
         (ONE, ("--mapper", "affinty"), "Did you mean"),
+        (CONFIG, (), "cluster.yaml: looks like a run config, not a cluster file"),
         (ONE, ("model=Nobody/None-7B",), "give its shape in model.shape or in the cluster file"),
         (
             "pools:\n  - {name: a, device: H100, count: 2}\n  - {name: c, device: cpu, count: 2}\n",

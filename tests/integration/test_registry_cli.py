@@ -169,8 +169,12 @@ MISTAKES = {
     "yank acme/Maze-v1 --reason x --key acme.key": "name the version",
     "yank acme/Maze-v1@1.0.0 --key acme.key": "say why",
     "add-owner registry acme --key acme.key.pub": "taken",
+    "add-owner registry webshop --key acme.key.pub": "the name is reserved",
+    "add-owner registry toy --key acme.key.pub": "the name is reserved",
     "add-owner registry new --key acme.key": "is a private key",
     "accept nowhere": "is no registry",
+    "refresh nowhere": "nowhere is no registry",
+    "sync --lock acme.key": "is no lock: Invalid JSON",
     "refresh registry --role everything": "is no role",
     "init registry": "exists and is not empty",
     "sync": "cannot read rollart.lock",
@@ -186,6 +190,27 @@ def test_a_mistake_is_told_in_one_line(scene: Scene, run: Run, line: str, said: 
     assert said in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+@pytest.mark.parametrize("days", ["-1", "0", "nan", "inf", "1e9"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "init new --root-days",
+        "init new --targets-days",
+        "init new --snapshot-days",
+        "init new --timestamp-days",
+        "refresh registry --timestamp-days",
+        "refresh registry --snapshot-days",
+        "publish dist --key acme.key --days",
+        "renew --key acme.key --days",
+    ],
+)
+def test_what_is_signed_holds_for_some_days(run: Run, line: str, days: str) -> None:
+    code, _, err = run(f"rollart registry {line} {days}")
+    assert code == 2
+    assert "days: must be above 0 and at most 36500" in err
+    assert not Path("new").exists()
 
 
 class Pages(HTMLParser):

@@ -210,7 +210,9 @@ def test_an_id_of_the_wrong_form(text: str) -> None:
         parse_wanted(text)
 
 
-@pytest.mark.parametrize("name", ["acme", "Ac me", "targets", "rollart-extra", "../x", ""])
+@pytest.mark.parametrize(
+    "name", ["acme", "Ac me", "targets", "rollart-extra", "webshop", "../x", ""]
+)
 def test_an_owner_that_cannot_be_added(scene: Scene, name: str) -> None:
     public = keys.load_public(keys.public_file(scene.key("acme")))
     before = digest(scene.tree.path)

@@ -388,5 +388,5 @@ def test_a_second_bug_that_no_test_sees_is_no_part_of_a_task(
 def test_a_task_file_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
     command = typer.main.get_command(app)
     for name in ("none.jsonl", "none.parquet"):
-        with pytest.raises(UserError, match=rf"{name}: .*No such file|{name}: No such file"):
+        with pytest.raises(UserError, match=rf"{name}: there is no such file"):
             command.main(["validate", str(tmp_path / name)], "swe", standalone_mode=False)

@@ -78,7 +78,7 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
 
 
 def test_a_file_that_is_not_there_is_said(boxes, tmp_path):
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(UserError, match="there is no such file"):
         verdicts(tmp_path / "none.jsonl", boxes)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_the_smallest_config_and_its_modes(load: Load) -> None:
         ("warm_start: {ler: 1}", "x.yaml: warm_start.ler: unknown key. Did you mean 'lr'?"),
         ("runtime: inlin", "x.yaml: runtime: there is no runtime 'inlin': it is inline or ray"),
         ("mode: synk", "x.yaml: mode: must be sync or async, got 'synk'"),
+        ("lora: 5", "x.yaml: lora: must be a section of keys, got 5"),
+        ("evaluation:", "x.yaml: evaluation: must be a section of keys, got None"),
+        ("trackers: wandb", "x.yaml: trackers: must be a list, such as [wandb]"),
+        ("trackers: 5", "x.yaml: trackers: must be a list, got 5"),
+        (
+            "split: test",
+            "x.yaml: split: unknown key. Did you mean 'rollout.split' or 'evaluation.split'?",
+        ),
         ("trainer: {grad_clip: -1}", "x.yaml: trainer.grad_clip: must be greater than 0, got -1"),
     ],
 )
@@ -112,6 +121,12 @@ def test_a_key_of_another_kind_of_model_has_no_effect(load: Load) -> None:
 def test_a_key_of_another_number_of_ranks_has_no_effect(load: Load, more: str, said: str) -> None:
     (line,) = refused(load, more)
     assert said in line
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a\\b", "/abs", ".", "..", ""])
+def test_a_name_keeps_the_run_inside_of_its_folder(load: Load, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: name: .* cannot be part of a folder's name"):
+        load(f"name: {json.dumps(name)}")
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "repetition_penalty"])

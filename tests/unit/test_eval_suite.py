@@ -51,6 +51,8 @@ def test_settings_of_a_suite_reach_into_its_environments():
         ({"run": {"seed": 1}}, [], r"run\.seed: has no effect in a suite"),
         ({}, ["evaluation.tasks=3"], "has no effect with a suite; say tasks="),
         ({}, ["tasks=0"], "tasks: "),
+        ({}, ["task=2"], "command line: task: unknown key. Did you mean 'tasks'?"),
+        ({}, ["zork=2"], "command line: zork: unknown key. A suite has suite, seed, "),
     ],
 )
 def test_what_a_suite_cannot_mean_is_refused(more, settings, says):

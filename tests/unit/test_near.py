@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollart_core.errors import did_you_mean
 from rollart_core.near import no_run, no_such_file
 
 
@@ -23,7 +24,26 @@ def test_a_config_beside_or_among_the_examples_is_named(tmp_path: Path):
     said = no_such_file(tmp_path / "webshp.yaml")
     assert said.endswith(f"there is no such file. Did you mean '{tmp_path}/webshop.yaml'?")
     assert no_such_file(tmp_path / "hello.yaml").endswith(f"'{tmp_path}/examples/hello.yaml'?")
+    assert no_such_file(tmp_path / "hello").endswith(f"'{tmp_path}/examples/hello.yaml'?")
     assert no_such_file(tmp_path / "zzz.yaml").endswith("there is no such file")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("nope", "openai", ""),
+        ("ler", "lr", " Did you mean 'lr'?"),
+        ("bog", "big", " Did you mean 'big'?"),
+        ("webshp", "webshop", " Did you mean 'webshop'?"),
+    ],
+)
+def test_half_of_another_word_is_not_near(word: str, known: str, said: str):
+    assert did_you_mean(word, [known]) == said
+
+
+def test_an_ending_that_all_have_makes_no_file_near(tmp_path: Path):
+    _made(tmp_path, "bin.yaml")
+    assert no_such_file(tmp_path / "missing.yaml").endswith("there is no such file")
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path):

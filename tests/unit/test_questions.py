@@ -68,7 +68,7 @@ def test_a_bad_row_is_named(tmp_path, row, reason):
 
 
 def test_a_file_that_is_not_there_and_options_without_effect_are_told(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(UserError, match="there is no such file"):
         registry.make("questions", file=str(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match="context has no effect without a file"):
         registry.checked_options("environments", "questions", {"context": {"a": "b"}})

@@ -78,11 +78,12 @@ def test_bad_rows_are_listed_and_good_ones_kept_or_the_first_one_raises(tmp_path
 
 
 def test_a_file_that_is_missing_empty_or_of_another_kind_is_an_error(tmp_path):
-    with pytest.raises(TaskFileError, match="No such file"):
+    with pytest.raises(TaskFileError, match="there is no such file"):
         read_repair_tasks(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskFileError, match="holds no rows"):
         read_function_tasks(tmp_path / "empty.jsonl")
+    (tmp_path / "tasks.csv").touch()
     with pytest.raises(TaskFileError, match="has to end in"):
         read_repair_tasks(tmp_path / "tasks.csv")
 

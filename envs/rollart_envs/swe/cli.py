@@ -20,6 +20,7 @@ from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import display
+from rollart_core.registry import checked_options
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits
@@ -211,7 +212,10 @@ class _Counted:
 
 
 def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:
-    return box_source({"id": sandbox, **as_options(options or [])})
+    """Return where boxes come from; what is wrong with them is said before any work is done."""
+    given = as_options(options or [])
+    checked_options("sandboxes", sandbox, given)
+    return box_source({"id": sandbox, **given})
 
 
 @contextmanager

@@ -107,6 +107,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
         TaskFileError: The file cannot be read.
     """
     kinds = {".jsonl": _json_rows, ".parquet": _parquet_rows}
+    if not path.exists():
+        raise TaskFileError(f"{path}: there is no such file")
     if path.suffix not in kinds:
         raise TaskFileError(f"{path}: has to end in {' or '.join(kinds)}")
     try:

@@ -31,7 +31,8 @@ def serve_reward(
         str, typer.Option(help="Where to listen; 0.0.0.0 in a container.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(help="Port; else $PORT, else 8080. 0: any that is free.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port; else $PORT, else 8080. 0: any that is free."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Requests scored at once.")] = 16,
     no_token: Annotated[

@@ -59,6 +59,17 @@ ToOption = Annotated[
 LockOption = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 
 
+MOST_DAYS = 36_500.0
+"""A hundred years: dates do not go on for ever."""
+
+
+def days_in_bounds(value: float | None) -> float | None:
+    """Return how many days a signature holds; refuse what is over at once, or has no end."""
+    if value is not None and not 0 < value <= MOST_DAYS:
+        raise typer.BadParameter(f"{value:g} days: must be above 0 and at most {MOST_DAYS:g}")
+    return value
+
+
 @app.callback(epilog=f"Example: rollart registry search maze --registry {URL}")
 def registry() -> None:
     """Publish environments to a community registry, install from one, or run one.
