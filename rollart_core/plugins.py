@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import reprlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,7 +134,7 @@ class Plugins:
                 self._by_kind[kind][registered.key] = registered
             else:
                 self._broken.append(registered)
-        if candidate.plugin.broken is None:
+        if candidate.plugin.broken is None and not self._manager.is_registered(candidate.target):
             self._manager.register(candidate.target, candidate.plugin.name)
 
     def registered(self, kind: str) -> Mapping[str, Registered]:
@@ -224,7 +225,10 @@ def load(
     found = entry_points(group=GROUP) if found is None else found
     named = os.environ.get("ROLLART_PLUGINS", "").split(",")
     candidates = [_from_entry_point(entry) for entry in found]
-    candidates += [_from_environ(module.strip()) for module in named if module.strip()]
+    for module in filter(None, map(str.strip, named)):
+        candidate = _from_environ(module)
+        if candidate.target is None or all(c.target is not candidate.target for c in candidates):
+            candidates.append(candidate)  # what is installed, or named already, is not another
     for name, target in (extra or {}).items():
         module = getattr(target, "__name__", type(target).__name__)
         candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))
@@ -232,7 +236,7 @@ def load(
     manager = _new_manager()
     for candidate in candidates:
         if candidate.plugin.broken is None:
-            manager = _examine(candidate, manager)
+            manager = _examined(candidate, manager)
     for kind in KINDS:
         _refuse_shared(candidates, f"among {kind}, the id", partial(_keys, kind))
         _refuse_shared(candidates, f"among {kind}, the alias", partial(_aliases, kind))
@@ -249,8 +253,9 @@ def _from_entry_point(found: EntryPoint) -> _Candidate:
 @lru_cache(maxsize=256)
 def _name_and_version(dist: Distribution) -> tuple[str, str]:
     """Return both from one look into the metadata, which are parsed anew at each."""
-    metadata = dist.metadata
-    return metadata["Name"], metadata["Version"]
+    metadata = dist.metadata  # empty where an uninstall has left the entry points alone behind
+    said = {key: metadata[key] for key in ("Name", "Version") if key in metadata}
+    return said.get("Name", "?"), said.get("Version", "?")
 
 
 def _from_environ(module: str) -> _Candidate:
@@ -275,6 +280,18 @@ def _new_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     return manager
+
+
+def _examined(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
+    """As :func:`_examine`; what the plugin's own code raises meanwhile breaks that plugin."""
+    if candidate.target is None:
+        candidate.fail(f"{candidate.plugin.module} is None, which has no hooks")
+        return manager
+    try:
+        return _examine(candidate, manager)
+    except (Exception, SystemExit) as e:
+        candidate.fail(f"its hooks cannot be read: {type(e).__name__}: {first_line(str(e))}")
+        return _new_manager()
 
 
 def _examine(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
@@ -328,11 +345,24 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         if not isinstance(spec, wanted):
             candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
             continue
+        if fault := _text_fault(spec):
+            candidate.fail(f"{hook}: {fault}")
+            continue  # nothing can be looked up by such an id or alias
         spec = _of_its_version(spec, candidate.target)
         candidate.specs.append((kind, spec))
         reason = _spec_fault(spec)
         if reason:
             candidate.fail(reason)
+
+
+def _text_fault(spec: AnySpec) -> str | None:
+    """Return what of a spec is no text and has to be: annotations hold nobody to it."""
+    needed = ("name" if isinstance(spec, CommandSpec) else "id", "entry_point")
+    for name in (*needed, "alias", "config", "summary"):
+        value = getattr(spec, name, None)
+        if not isinstance(value, str) and (value is not None or name in needed):
+            return f"{name} must be text, got {reprlib.repr(value)}"
+    return None
 
 
 def _of_its_version(spec: AnySpec, target: object) -> AnySpec:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import logging
 from importlib.metadata import Distribution, EntryPoint, PathDistribution
 from pathlib import Path
@@ -198,6 +199,99 @@ def test_a_spec_that_breaks_a_rule(spec: object, said: str) -> None:
     loaded = plugins.load({"a": bringing(spec)}, found=[])
     assert said in reason(loaded, "a")
     assert not loaded.registered("environments")
+
+
+class Maze:
+    """What somebody gives where its name is wanted."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "said"),
+    [
+        (EnvSpec(id="acme/Bad-v1", entry_point=Maze), "environments", "entry_point must be text"),  # type: ignore[arg-type]
+        (env(["acme/Bad-v1"]), "environments", "id must be text, got ['acme/Bad-v1']"),  # type: ignore[arg-type]
+        (env("acme/Bad-v1", alias=["bad"]), "environments", "alias must be text, got ['bad']"),
+        (env("acme/Bad-v1", config=Maze), "environments", "config must be text, got <class"),
+        (env("acme/Bad-v1", summary=("Bad.",)), "environments", "summary must be text"),
+        (CommandSpec(name=["bad"], entry_point="a:b"), "commands", "name must be text"),  # type: ignore[arg-type]
+        (CommandSpec(name="bad", entry_point=None), "commands", "entry_point must be text"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_spec_whose_words_are_no_text_breaks_its_plugin_alone(
+    spec: object, kind: str, said: str
+) -> None:
+    extra = {"bad": bringing(spec, kind=kind), "good": bringing(env())}
+    loaded = plugins.load(extra, found=[])
+    assert reason(loaded, "bad").startswith(f"rollart_{kind}: {said}")
+    assert [p.name for p in loaded.broken] == ["bad"]
+    assert list(loaded.registered("environments")) == ["acme/Maze-v1"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no licence\nhere"), SystemExit("no licence")])
+def test_a_plugin_whose_hooks_cannot_be_read_breaks_itself_alone(error: BaseException) -> None:
+    class Bad:
+        @property
+        def rollart_rewards(self) -> object:
+            raise error
+
+    extra = {"a": bringing(env("acme/First-v1")), "bad": Bad(), "good": bringing(env())}
+    loaded = plugins.load(extra, found=[])
+    said = f"its hooks cannot be read: {type(error).__name__}: no licence"
+    assert reason(loaded, "bad").startswith(said)
+    assert [p.name for p in loaded.broken] == ["bad"]
+    assert sorted(loaded.registered("environments")) == ["acme/First-v1", "acme/Maze-v1"]
+
+
+def test_an_entry_point_that_names_none_breaks_its_plugin_alone(installed) -> None:
+    found = installed("bad", "1", nothing="X = None")
+    found = [EntryPoint(e.name, f"{e.value}:X", e.group) for e in found]
+    loaded = plugins.load({"good": bringing(env())}, found=found)
+    assert reason(loaded, "nothing") == "bad_nothing:X is None, which has no hooks"
+    assert "acme/Maze-v1" in loaded.registered("environments")
+
+
+OBSERVER = """
+from rollart_core.hookspecs import hookimpl
+heard = []
+@hookimpl
+def rollart_run_started(run_dir):
+    heard.append(run_dir)
+"""
+
+
+def test_an_observer_that_is_named_twice_hears_everything_once(
+    installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (first,) = installed("acme-ear", "1", twice=OBSERVER)
+    monkeypatch.setenv("ROLLART_PLUGINS", f"{first.value},{first.value}")
+    again = EntryPoint("again", first.value, first.group)
+    loaded = plugins.load(found=[first, again])
+    assert [p.name for p in loaded.plugins] == ["again", "twice"]
+    assert loaded.broken == ()
+    loaded.observe("rollart_run_started", config={}, run_dir=tmp_path)
+    assert importlib.import_module(first.value).heard == [tmp_path]
+
+
+def test_an_installed_plugin_that_is_named_in_the_environment_too_is_there_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROLLART_PLUGINS", "rollart_rewards.plugin")
+    loaded = plugins.load()
+    assert loaded.broken == ()
+    assert loaded.registered("rewards")["rollart/EnvReturn-v1"].plugin.distribution == "rollart"
+
+
+def test_entry_points_left_without_metadata_stop_nothing(
+    installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "acme_left-1.dist-info"
+    left.mkdir()
+    left.joinpath("entry_points.txt").write_text("[rollart]\nleft = acme_left.plugin\n")
+    found = [*installed("fine", "1", fine=""), *PathDistribution(left).entry_points]
+    loaded = plugins.load({"good": bringing(env())}, found=found)
+    assert "No module named 'acme_left'" in reason(loaded, "left")
+    assert [str(p) for p in loaded.broken] == ["'left' (? ?)"]
+    assert "acme/Maze-v1" in loaded.registered("environments")
 
 
 def test_a_registering_hook_that_raises() -> None:
