@@ -65,7 +65,7 @@ def check_part(
         results = PART_CHECKS[kind](plugin_id, options or {}, folder)
     except _NotHere as e:
         return [CheckResult("make", Outcome.SKIP, str(e))]
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return [CheckResult("make", Outcome.FAIL, f"{type(e).__name__}: {e}")]
     return [CheckResult("make", Outcome.PASS), *results]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from rollart_core.check.catalogue import AGENTS, PARTS, STATIC, checked_only, checks_of
 from rollart_core.check.environment import FRESH, OFFLINE
-from rollart_core.check.parts import PART_CHECKS
+from rollart_core.check.parts import PART_CHECKS, check_part
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import CHECKS as STATIC_CHECKS
 from rollart_core.check.static import MAX_IMPORT_S
@@ -26,6 +27,19 @@ from rollart_core.testing.semantic_checks import (
 )
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
+
+
+@pytest.mark.parametrize(
+    "ends", ["def __init__(self): sys.exit('no licence')", "sys.exit('no licence')"]
+)
+def test_a_part_that_ends_the_process_fails_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    (tmp_path / "part_that_ends.py").write_text(f"import sys\nclass Ends:\n    {ends}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (made,) = check_part("hardware_mappers", "part_that_ends:Ends", tmp_path)
+    assert (made.name, made.outcome) == ("make", FAIL)
+    assert made.reason == "SystemExit: no licence"
 
 
 def report(*outcomes: tuple[str, Outcome]) -> Report:
