@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 ID_PATTERN = re.compile(
-    r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$"
+    r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$",
+    re.ASCII,  # names of classes, images and files are made of it
 )
 
 

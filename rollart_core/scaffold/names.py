@@ -36,6 +36,8 @@ RESERVED_NAMESPACES: Final = frozenset({"rollart", "webshop", "toy", "swe", "unr
 
 _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_SLUG: Final = 32
+_LEFT_BY_TOOLS: Final = frozenset({"build", "dist", "runs", "venv"})
+"""Folders that the templates' ``.gitignore`` and the build of a wheel leave out."""
 _SUFFIXES: Final[Mapping[Kind, str]] = {
     "env": "Env",
     "agent": "Task",
@@ -114,6 +116,11 @@ def name_package(kind: Kind, given: str, plugin_id: str | None = None) -> Packag
         raise UserError(f"{given!r} is a Python keyword: try {f'my-{slug}'!r}")
     if module in sys.stdlib_module_names or module in {"tests", "site_packages"}:
         raise UserError(f"{given!r} is a module of Python's own: try {f'my-{slug}'!r}")
+    if module in _LEFT_BY_TOOLS:
+        raise UserError(
+            f"{given!r} names a folder that git and the build of a wheel leave out: "
+            f"try {f'my-{slug}'!r}"
+        )
     if slug.partition("-")[0] == "rollart":
         raise UserError(
             f"{given!r}: 'rollart' and names that begin with it are RollArt's own; begin with "
@@ -147,7 +154,7 @@ def _check_id(name: PackageName) -> None:
     if not ID_PATTERN.fullmatch(name.plugin_id):
         raise UserError(
             f"id {name.plugin_id!r} is not of the form 'namespace/Name-vN', such as acme/Maze-v1 "
-            "(the namespace in small letters)"
+            "(ASCII letters and digits, the namespace in small ones)"
         )
     if name.namespace.partition("-")[0] == "rollart" or name.namespace in own_namespaces():
         raise UserError(

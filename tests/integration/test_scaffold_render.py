@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import stat
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rollart_core import plugins
@@ -45,11 +47,22 @@ def test_a_package_is_rendered_whole(kind: names.Kind, tmp_path: Path) -> None:
     assert [name for name in wanted if not (folder / name).is_file()] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+WORDS = ("no", "on", "off", "true", "false", "null")
+"""What YAML takes for something else than text, where nothing says that it is text."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        *((kind, f"acme-promised-{kind}") for kind in KINDS),
+        *product(KINDS, ("yes",)),
+        *product(("reward",), WORDS),
+    ],
+)
 def test_its_manifest_says_what_its_names_promise(
-    kind: names.Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: names.Kind, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = names.name_package(kind, f"acme-promised-{kind}")
+    name = names.name_package(kind, given)
     folder = render.render(name, WORDING, tmp_path)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("ROLLART_PLUGINS", f"{name.module}.plugin")
@@ -59,8 +72,10 @@ def test_its_manifest_says_what_its_names_promise(
         spec = loaded.registered(registered_as)[plugin_id].spec
         assert isinstance(spec, plugins.PluginSpec)
         assert spec.alias == alias
+    for example in folder.glob("example.yaml"):
+        assert yaml.safe_load(example.read_text())["name"] == name.slug
     for module in [m for m in sys.modules if m.split(".")[0] == name.module]:
-        monkeypatch.delitem(sys.modules, module)
+        del sys.modules[module]  # another package of that name is tried next
 
 
 def test_what_all_packages_share_is_the_same_in_every_template() -> None:

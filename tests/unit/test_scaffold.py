@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from rollart_core import plugins
 from rollart_core.cli import build_app
+from rollart_core.community import build
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.hookspecs import hookimpl
@@ -64,6 +65,7 @@ def test_an_id_of_ones_own_gives_the_classes_their_name() -> None:
         ("a" * 33, "at most 32"),
         ("class", "is a Python keyword: try 'my-class'"),
         ("json", "is a module of Python's own: try 'my-json'"),
+        ("runs", "git and the build of a wheel leave out: try 'my-runs'"),
         ("rollart", "are RollArt's own"),
         ("rollart-maze", "are RollArt's own"),
         ("rollart_envs", "are RollArt's own"),
@@ -79,10 +81,27 @@ def test_a_name_that_cannot_be_one_says_how_to_mend_it(given: str, reason: str) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plugin_id", ["acme/Maze", "Acme/Maze-v1", "acme-Maze-v1", "", "a/b/C-v1"])
+@pytest.mark.parametrize(
+    "plugin_id",
+    [
+        *("acme/Maze", "Acme/Maze-v1", "acme-Maze-v1", "", "a/b/C-v1"),
+        *("acme/A²-v1", "acme/A-v²", "acme/A-v٣"),  # no class of Python could be called so
+    ],
+)
 def test_an_id_of_the_wrong_form(plugin_id: str) -> None:
     with pytest.raises(UserError, match="not of the form 'namespace/Name-vN'"):
         names.name_package("env", "acme-maze", plugin_id)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_package_is_called_what_its_own_git_or_wheel_leaves_out(kind: names.Kind) -> None:
+    ignored = (render.template(kind) / "{{cookiecutter.slug}}/.gitignore").read_text().split()
+    patterns = [*(line.rstrip("/") for line in ignored), *build._LEFT_OUT]
+    refused = [p for p in patterns if p.isidentifier() and p != "__pycache__"]
+    assert {"build", "dist", "runs", "venv"} <= set(refused)
+    for given in refused:
+        with pytest.raises(UserError, match=f"try 'my-{given}'"):
+            names.name_package(kind, given)
 
 
 @pytest.mark.parametrize("plugin_id", ["rollart/Maze-v1", "rollart-x/Maze-v1", "toy/Maze-v1"])
