@@ -157,6 +157,22 @@ def usable_pools(pools: Sequence[Pool]) -> list[Pool]:
     return usable
 
 
+def computing_pools(pools: Sequence[Pool]) -> list[Pool]:
+    """Return the pools that have a device and may run more than rewards.
+
+    Raises:
+        ValueError: When there is none.
+    """
+    usable = usable_pools(pools)
+    computing = [pool for pool in usable if not is_serverless(pool)]
+    if not computing:
+        raise ValueError(
+            f"a serverless pool runs rewards alone, and there is no other ({_names(usable)}); add "
+            "a pool of accelerators or CPU cores for environments, engines and trainer"
+        )
+    return computing
+
+
 def normalised(
     workloads: Mapping[str, Workload], weights: Mapping[str, float]
 ) -> Mapping[str, float]:
@@ -184,13 +200,14 @@ def is_serverless(pool: Pool) -> bool:
     return pool.device.lower() == SERVERLESS
 
 
-def _may(pool: Pool, role: Role) -> bool:
+def may(pool: Pool, role: Role) -> bool:
+    """Whether it may be used for something; where nobody says, functions are for rewards."""
     return role in pool.roles if pool.roles else not is_serverless(pool)
 
 
 def _engine_pools(pools: Sequence[Pool]) -> list[Pool]:
     """Accelerators where there are any; CPUs only where there are none, or where they are told."""
-    able = [pool for pool in pools if _may(pool, "engines") and not is_serverless(pool)]
+    able = [pool for pool in pools if may(pool, "engines") and not is_serverless(pool)]
     if not able:
         raise ValueError(
             f"no pool may run inference engines ({_names(pools)}); "
@@ -209,7 +226,7 @@ def _considered(pools: Sequence[Pool], demand: Demand) -> tuple[list[Pool], Mode
 
 
 def _env_pools(pools: Sequence[Pool]) -> list[Pool]:
-    able = [p for p in pools if _may(p, "envs") and (is_cpu(p) or "envs" in p.roles)]
+    able = [p for p in pools if may(p, "envs") and (is_cpu(p) or "envs" in p.roles)]
     if not able:
         raise ValueError(
             f"no pool may run environments ({_names(pools)}); add the cores of your machines "
@@ -220,7 +237,7 @@ def _env_pools(pools: Sequence[Pool]) -> list[Pool]:
 
 def _trainer_pools(pools: Sequence[Pool], model: ModelShape, demand: Demand) -> list[Pool]:
     num_ranks = demand.num_trainer_ranks
-    able = [pool for pool in pools if _may(pool, "trainer") and not is_serverless(pool)]
+    able = [pool for pool in pools if may(pool, "trainer") and not is_serverless(pool)]
     if not able:
         raise ValueError(
             f"no pool may run the trainer ({_names(pools)}); add trainer to the roles of one"

@@ -14,8 +14,20 @@ def test_everything_goes_to_the_first_pool_with_a_device():
     assert "local" in placement.reasons[0]
 
 
+def test_a_serverless_pool_is_passed_over():
+    pools = [Pool("functions", "serverless", 100), Pool("big", "H100", 8)]
+    placement = ColocateMapper().place({"a/A-v1": Workload()}, pools)
+    assert (placement.envs, placement.trainer) == ({"a/A-v1": "big"}, "big")
+    assert placement.engines == {"a/A-v1": {"big": 1.0}}
+
+
 @pytest.mark.parametrize(
-    ("pools", "given"), [((), "no pools at all"), ((Pool("x", "cpu", 0),), r"x \(count 0\)")]
+    ("pools", "given"),
+    [
+        ((), "no pools at all"),
+        ((Pool("x", "cpu", 0),), r"x \(count 0\)"),
+        ((Pool("f", "serverless", 9), Pool("x", "cpu", 0)), r"rewards alone, .*f: serverless\)"),
+    ],
 )
 def test_pools_without_devices_are_refused(pools, given):
     with pytest.raises(ValueError, match=given):

@@ -8,6 +8,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.registry import build
 from rollart_plugins.hardware.affinity import AffinityMapper
 from rollart_plugins.hardware.colocate import ColocateMapper
+from rollart_plugins.hardware.cost import CostMapper
 from rollart_plugins.hardware.random import RandomMapper
 from rollart_plugins.hardware.static import StaticMapper
 
@@ -55,6 +56,26 @@ def test_static_colocates_what_it_is_not_told_of():
     assert told.trainer == "big"
     with pytest.raises(ConfigError, match="greater than 0"):
         build("hardware_mappers", "static", {"engines": {"*": {"big": 0}}})
+
+
+def test_static_leaves_a_serverless_pool_to_rewards():
+    functions = Pool("functions", "serverless", 100)
+    placed = StaticMapper(rewards="functions").place(ENVS, [functions, *POOLS])
+    assert placed.envs == dict.fromkeys(ENVS, "big")
+    assert placed.engines == {env_id: {"big": 1.0} for env_id in ENVS}
+    assert (placed.trainer, placed.rewards) == ("big", "functions")
+    told = Pool("told", "cpu", 8, roles=("engines",))
+    placed = StaticMapper().place(ENVS, [functions, told])
+    assert (set(placed.envs.values()), placed.trainer) == ({"told"}, "told")
+
+
+@pytest.mark.parametrize(
+    "mapper", [StaticMapper(), ColocateMapper(), AffinityMapper(), CostMapper(), RandomMapper()]
+)
+def test_a_serverless_pool_alone_carries_no_run(mapper):
+    with pytest.raises(ValueError, match="a serverless pool runs rewards alone") as caught:
+        mapper.place(ENVS, [Pool("functions", "serverless", 100)])
+    assert "\n" not in str(caught.value)
 
 
 def test_random_follows_from_its_seed():

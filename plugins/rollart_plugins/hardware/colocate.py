@@ -1,7 +1,7 @@
 """Everything on one pool.
 
-Takes: workloads and pools. Gives: a placement on the first pool that has a device. Never: splits
-anything.
+Takes: workloads and pools. Gives: a placement on the first pool that has a device and is not
+serverless. Never: splits anything.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
+from rollart_core.plan.fit import computing_pools
 
 
 class ColocateMapper(HardwareMapper):
@@ -19,15 +20,9 @@ class ColocateMapper(HardwareMapper):
         """Place everything on that pool.
 
         Raises:
-            ValueError: When no pool has a device.
+            ValueError: When no pool has a device, or those that have are serverless.
         """
-        pool = next((p for p in pools if p.count > 0), None)
-        if pool is None:
-            given = ", ".join(f"{p.name} (count {p.count})" for p in pools) or "no pools at all"
-            raise ValueError(
-                f"colocate needs a pool with at least one device, and was given {given}; "
-                "add one to the cluster file, or set its count to 1 or more"
-            )
+        pool = computing_pools(pools)[0]
         return Placement(
             envs=dict.fromkeys(workloads, pool.name),
             engines={env_id: {pool.name: 1.0} for env_id in workloads},

@@ -12,7 +12,7 @@ from typing import TypeVar
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool, Role
 from rollart_core.errors import did_you_mean
-from rollart_core.plan.fit import usable_pools
+from rollart_core.plan.fit import computing_pools, may, usable_pools
 
 OTHERS = "*"
 ROLES: tuple[Role, ...] = ("envs", "engines", "trainer")
@@ -46,11 +46,13 @@ class StaticMapper(HardwareMapper):
         """Place everything as configured.
 
         Raises:
-            ValueError: When the tables name envs or pools that there are not; a line each.
+            ValueError: When the tables name envs or pools that there are not; a line each. Or when
+                every pool is serverless.
         """
         usable = usable_pools(pools)
         names = [pool.name for pool in usable]
-        first = {role: _first(usable, role) for role in ROLES}
+        computing = computing_pools(pools)
+        first = {role: _first(usable, role, computing[0].name) for role in ROLES}
         envs = {e: str(self._of(self._envs, e, first["envs"])) for e in workloads}
         engines = {e: self._shares(e, first["engines"]) for e in workloads}
         trainer = self._trainer or first["trainer"]
@@ -86,10 +88,9 @@ class StaticMapper(HardwareMapper):
         return table.get(env_id, table.get(OTHERS, first))
 
 
-def _first(pools: Sequence[Pool], role: Role) -> str:
-    """Return the first pool that may be used for something; without any, the first."""
-    able = (pool.name for pool in pools if not pool.roles or role in pool.roles)
-    return next(able, pools[0].name)
+def _first(pools: Sequence[Pool], role: Role, otherwise: str) -> str:
+    """Return the first pool that may be used for something."""
+    return next((pool.name for pool in pools if may(pool, role)), otherwise)
 
 
 def _missing(asked: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[str]:
