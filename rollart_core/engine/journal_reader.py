@@ -32,6 +32,8 @@ from rollart_core.near import no_run
 from rollart_core.types import Task, Trajectory
 
 _Row = TypeVar("_Row", TicketRow, EventRow, MetricRow)
+_NO_JOURNAL = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
+"""What SQLite answers of a file without our tables, and of one that is no database."""
 _SUCCESS = [f.name for f in fields(TrajectoryRow)].index("success")
 
 
@@ -52,6 +54,9 @@ class JournalReader:
             self._db = _open(path)
             self._check_schema()
         except sqlite3.Error as e:
+            if getattr(e, "sqlite_errorcode", None) in _NO_JOURNAL:
+                said = f"is no journal of a run, or one of another release ({e})"
+                raise JournalError(f"{path} {said}") from e
             raise JournalError(f"{path} cannot be read: {e}") from e
 
     def __enter__(self) -> JournalReader:
@@ -186,8 +191,8 @@ class JournalReader:
             yield unpack(blob)
 
     def _check_schema(self) -> None:
-        version = int(self.meta().get("schema_version", "0"))
-        if version != SCHEMA_VERSION:
+        version = self.meta().get("schema_version", "0")
+        if version != str(SCHEMA_VERSION):
             raise JournalError(
                 f"{self._run_dir / FILE} has schema {version}; this release reads {SCHEMA_VERSION}"
             )

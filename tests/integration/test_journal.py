@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -229,10 +230,32 @@ def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"no run directory: it has no journal\.db"):
         JournalReader(tmp_path)
     (tmp_path / "journal.db").write_text("this is no database, however long it goes on" * 100)
-    with pytest.raises(JournalError, match="cannot be read"):
+    with pytest.raises(JournalError, match="is no journal of a run"):
         JournalReader(tmp_path)
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("CREATE TABLE notes (text)", r"is no journal of a run, .*no such table: meta"),
+        ("CREATE TABLE meta (version)", r"is no journal of a run, .*no such column: key"),
+        (
+            "CREATE TABLE meta AS SELECT 'schema_version' AS key, 'first' AS value",
+            r"has schema first; this release reads \d+",
+        ),
+    ],
+)
+def test_a_database_that_is_no_journal_is_told_as_that(
+    tmp_path: Path, made: str, says: str
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+        db.execute(made)
+        db.commit()
+    with pytest.raises(JournalError, match=says) as caught:
+        JournalReader(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_nothing_is_written_after_close(tmp_path: Path) -> None:
