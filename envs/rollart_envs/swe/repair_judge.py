@@ -279,6 +279,9 @@ async def _logged(
     command = marked(f"( {run.command}\n) 2>&1", nonce)
     result = await _exec(box, ("bash", "-c", command), workspace, needs, timeout_s)
     log = _said(result)
+    if result.truncated:  # what became of the tests in its middle is lost
+        room = len(result.stdout)
+        raise _NoProof(f"the log is longer than the {room} bytes that the box gives back", log)
     try:
         said = between_markers(log, nonce)
     except MarkersMissing as error:
