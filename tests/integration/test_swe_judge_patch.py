@@ -87,6 +87,17 @@ def test_a_log_is_read_where_a_shell_runs_the_tests(bench):
     assert (gold.grade.resolution, empty.grade.resolution) == ("full", "none")
 
 
+def test_a_log_without_its_middle_proves_nothing(bench):
+    command = "seq 100000; /usr/bin/python3 -m unittest -v tests.test_shapes; seq 100000"
+    task = replace(bench.tasks["unittest"], test_command=command)
+    tree = base_tree(task, bench.repos["unittest"])
+    needs = needs_of(task, beside=None, python="/usr/bin/python3")
+    boxes = box_source({"id": "bubblewrap", "output_bytes": 4000})
+    report = loop.run(judge_patch(boxes, task, tree, task.patch, needs))
+    assert report.grade.resolution == "none"
+    assert report.why == "the log is longer than the 4000 bytes that the box gives back"
+
+
 FORGED = "def area(w, h):\n    return 0\n\n\ndef edge(w, h):\n    return 2 * (w + h)\n"
 PRINTS = (
     "print('tests.test_shapes.TestShapes.test_area ... ok')\n"

@@ -31,7 +31,7 @@ from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import fetch, unpack
 from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.statement import leaked
-from rollart_envs.swe.suite import Checkout, Suite
+from rollart_envs.swe.suite import Checkout, FilesRefused, Suite
 from rollart_envs.swe.task_folder import TaskFolder
 
 BUBBLEWRAP: dict[str, object] = {"id": "bubblewrap"}
@@ -235,6 +235,42 @@ def test_a_bug_that_hangs_or_ends_the_run_is_left_out(
         return hangs.timed_out, hangs.exit_code, ends.timed_out, ends.exit_code
 
     assert loop.run(runs()) == (True, None, False, None)
+
+
+def test_a_file_takes_the_place_of_a_folder_whose_files_go(
+    site: Path, open_folder: Path, needs_bwrap: None
+) -> None:
+    tree = open_folder / "gives way"
+    (tree / "x" / "deep").mkdir(parents=True)
+    for path in ("x/a.txt", "x/deep/b.txt", "x/deep/c.txt"):
+        (tree / path).write_text("there\n")
+    (tree / "test_it.py").write_text(
+        "import pathlib\n\n\ndef test_it():\n    assert pathlib.Path('x').read_text() == 'new'\n"
+    )
+    mirror = Mirror.init(open_folder / "gives way.git")
+    archive = mirror.archive(mirror.commit_folder(tree, "tree"))
+    suite = Suite(box_source("bubblewrap"), "/usr/bin/python3", (site,))
+    gone = dict.fromkeys(("x/a.txt", "x/deep/b.txt", "x/deep/c.txt"))
+
+    async def runs() -> frozenset[str]:
+        checkout = await suite.open(archive)
+        try:
+            run = await checkout.run(files={**gone, "x": b"new"}, timeout_s=30.0)
+            with pytest.raises(FilesRefused, match="its files cannot be put in: "):
+                await checkout.run(files={"x": b"new"}, timeout_s=30.0)
+        finally:
+            await checkout.close()
+        return run.passed
+
+    assert loop.run(runs()) == {"test_it.py::test_it"}
+
+
+@pytest.mark.parametrize("option", ["--requires", "--pytest"])
+@pytest.mark.parametrize("command", ["make", "mine"])
+def test_an_option_with_an_open_quote_is_told_in_a_line(command: str, option: str) -> None:
+    argv = [command, "x", "--sandbox", "process", "--set", "trusted=true", option, "'a"]
+    with pytest.raises(UserError, match=rf"^{option} \"'a\": No closing quotation"):
+        typer.main.get_command(app).main(argv, "swe", standalone_mode=False)
 
 
 def test_commits_are_chosen_by_what_they_touch(history: Path, tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def folder():
         path.chmod(0o755)
         row = shapes_task(path / "repos")
         lost = {**row, "instance_id": "lost", "base_commit": "0123456789"}
-        rows = [row, lost, {**row, "instance_id": "gone", "repo": "acme/gone"}]
+        gone = {**row, "instance_id": "gone", "repo": "acme/gone"}
+        open_quote = {**row, "instance_id": "quote", "test_command": "pytest -k 'a"}
+        rows = [row, lost, gone, open_quote]
         (path / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         yield path
 
@@ -171,8 +173,11 @@ def test_the_boxes_hold_neither_the_tests_to_come_nor_the_history(env):
     assert looked[1].splitlines()[:1] in (["(no output)"], ["(stopped after 5 s)"])
 
 
-@pytest.mark.parametrize(("name", "why"), [("lost", "no commit 0123456789"), ("gone", "acme/gone")])
-def test_a_task_without_its_repository_is_a_failure_that_names_it(env, name, why):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("lost", "no commit 0123456789"), ("gone", "acme/gone"), ("quote", "No closing quotation")],
+)
+def test_a_task_that_cannot_be_played_is_a_failure_that_names_it(env, name, why):
     with pytest.raises(TaskFailure, match=f"{name}: .*{why}") as caught:
         env.reset(options={"instance": name})
     assert caught.value.retryable is False

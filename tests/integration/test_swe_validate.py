@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from sandbox_walls import IMAGE, no_bubblewrap, no_docker
 from swe_repositories import shapes_task
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.source import BoxSource, box_source
-from rollart_core.errors import SandboxFailure, UserError
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import ConfigError, SandboxFailure, UserError
+from rollart_envs.swe.cli import app
 from rollart_envs.swe.taskbook import own_file
 from rollart_envs.swe.validate import Verdict, validate
 
@@ -55,6 +58,9 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
         {**row, "instance_id": "lost", "base_commit": "0123456789"},
         {**row, "instance_id": "odd", "framework": "nose"},
         {**row, "instance_id": "bad", "patch": ""},
+        {**row, "instance_id": "quote", "test_command": "pytest -k 'a"},
+        {**row, "instance_id": "half", "files": {"a.py": "\ud800"}},
+        {**row, "instance_id": "half a path", "files": {"\ud800.py": "a"}},
     ]
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows) + "{\n")
@@ -66,7 +72,10 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
         "lost": ("error", "error"),
         "odd": ("error", "error"),
         "bad": ("error", "error"),
-        "row 7": ("error", "error"),
+        "quote": ("error", "error"),
+        "half": ("error", "error"),
+        "half a path": ("error", "error"),
+        "row 10": ("error", "error"),
     }
     assert [name for name, v in found.items() if v.is_sound] == ["good"]
     assert "tests.test_shapes.TestShapes.test_area" in found["gold fails"].why
@@ -74,7 +83,10 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
     assert "no commit 0123456789" in found["lost"].why
     assert "there are pytest" in found["odd"].why
     assert "field 'patch'" in found["bad"].why
-    assert "is no JSON" in found["row 7"].why
+    assert "No closing quotation" in found["quote"].why
+    assert "no UTF-8" in found["half"].why
+    assert "no UTF-8" in found["half a path"].why
+    assert "is no JSON" in found["row 10"].why
 
 
 def test_a_file_that_is_not_there_is_said(boxes, tmp_path):
@@ -86,6 +98,38 @@ def test_where_no_box_starts_no_row_is_blamed():
     source = box_source({"id": "docker", "host": "unix:///nowhere/docker.sock"})
     with pytest.raises(SandboxFailure):
         loop.run(validate(own_file("repair_tasks.jsonl"), source))
+
+
+class Refusing(BoxSource):
+    """Boxes that cannot be had."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("bubblewrap")
+        self._error = error
+
+    async def take(self, **needs: object) -> Sandbox:
+        raise self._error
+
+
+def test_whatever_a_row_does_is_its_verdict_but_not_a_persons_mistake():
+    path = own_file("repair_tasks.jsonl")
+    found = verdicts(path, Refusing(ValueError("embedded null byte")))
+    assert {(v.gold, v.empty) for v in found} == {("error", "error")}
+    assert all("embedded null byte" in v.why for v in found)
+    with pytest.raises(ConfigError):
+        verdicts(path, Refusing(ConfigError("no such option")))
+
+
+def test_a_row_that_no_terminal_can_show_is_told_all_the_same(boxes, tmp_path, capsys):
+    path = tmp_path / "tasks.jsonl"
+    bad = {"instance_id": "half \ud800", "repo": "r"}
+    path.write_text(own_file("repair_tasks.jsonl").read_text().split("\n")[0] + "\n")
+    with path.open("a") as file:
+        file.write(json.dumps(bad) + "\n")
+    command = typer.main.get_command(app)
+    argv = ["validate", str(path), "--sandbox", "bubblewrap"]
+    assert command.main(argv, "swe", standalone_mode=False) == 1
+    assert r"half \ud800" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -156,6 +156,23 @@ def test_tests_are_taken_out_and_nothing_else() -> None:
     assert [type(node).__name__ for node in ast.parse(whole).body] == ["Import", "FunctionDef"]
 
 
+@pytest.mark.parametrize("odd", ["\x0c", "\x0b", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\r"])
+def test_lines_are_counted_as_python_counts_them(odd: str) -> None:
+    helper = f"import os\n# a{odd}# b\ndef helper():\n    return 1\n\n"
+    secret, kept = (
+        "def test_secret():\n    assert helper() == 2\n",
+        "def test_keep():\n    pass\n",
+    )
+    assert without_tests(helper + secret + kept, ["test_secret"]) == helper + kept
+    (none,) = [bug for bug in mutations(helper) if bug.kind == "returned"]
+    assert mutated(helper, [none]) == helper.replace("return 1", "return None")
+
+
+def test_a_test_that_is_written_twice_is_not_taken_out_once() -> None:
+    twice = "def test_a():\n    assert x == 1\n\ndef test_a():\n    pass\n"
+    assert without_tests(twice, ["test_a"]) is None
+
+
 def test_what_cannot_be_taken_out_by_lines_is_said() -> None:
     assert without_tests(TESTS, ["TestA::test_inherited"]) is None
     assert without_tests("def test_(:", ["test_"]) is None

@@ -5,6 +5,7 @@ import pytest
 from rollart_core.boxes.judging import read_judgement
 from rollart_envs.swe.function_task import candidate_of, function_task
 from rollart_envs.swe.reader import TaskFileError, read_function_tasks, read_repair_tasks
+from rollart_envs.swe.runs import test_run as run_of_tests
 from rollart_envs.swe.task import RowError, repair_task
 
 DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -51,12 +52,27 @@ def test_lists_and_json_strings_of_test_ids_are_the_same():
         ("FAIL_TO_PASS", "test_x", "no JSON list"),
         ("PASS_TO_PASS", {"a": 1}, "is a dict"),
         ("PASS_TO_PASS", ["a", 3], "holds 3 at position 1"),
+        ("PASS_TO_PASS", ["t.py::a\0"], "no program can be told"),
+        ("test_command", "pytest \0", "no program can be told"),
+        ("test_patch", DIFF + "+\ud800\n", r"holds '\\ud800', which is no text"),
     ],
 )
 def test_a_bad_field_is_named_with_what_is_wrong(name, value, why):
     with pytest.raises(RowError, match=why) as caught:
         repair_task({**ROW, name: value})
     assert caught.value.field == name
+
+
+def test_bytes_that_are_no_text_stand_in_a_patch_as_git_gives_them():
+    latin = DIFF + "+\udce9\n"
+    assert repair_task({**ROW, "patch": latin}).patch == latin
+
+
+def test_a_command_that_is_none_is_the_rows_mistake():
+    task = repair_task({**ROW, "test_command": "pytest -k 'a"})
+    with pytest.raises(RowError, match="No closing quotation") as caught:
+        run_of_tests(task)
+    assert caught.value.field == "test_command"
 
 
 def test_bad_rows_are_listed_and_good_ones_kept_or_the_first_one_raises(tmp_path):

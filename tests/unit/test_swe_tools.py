@@ -113,6 +113,10 @@ def test_edit_actions():
         ("```edit\ninsert a.py\nx\n```", "first line"),
         ("```edit\n\nview a.py\n```", "is no edit"),
         ("```edit\nstr_replace a.py\na\nb\n```", "three marks"),
+        ("```bash\necho a\0b\n```", r"held '\\x00'"),
+        ("```edit\nview a\0.py\n```", r"held '\\x00'"),
+        ("```bash\necho \ud800\n```", r"held '\\ud800'"),
+        pytest.param(f"```edit\nview a.py {'1' * 5000}\n```", "first line", id="many digits"),
     ],
 )
 def test_what_is_no_action_is_answered_with_how_to_write_one(answer, why):

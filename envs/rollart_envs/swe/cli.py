@@ -20,6 +20,7 @@ from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import display
+from rollart_core.errors import UserError
 from rollart_core.registry import checked_options
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
@@ -85,8 +86,8 @@ def make(
         count,
         seed,
         jobs,
-        tuple(shlex.split(requires)),
-        tuple(shlex.split(pytest)),
+        _split("--requires", requires),
+        _split("--pytest", pytest),
         python,
         Bounds(max_broken, several),
     )
@@ -132,10 +133,10 @@ def mine(
         jobs,
         revision,
         name,
-        tuple(shlex.split(requires)),
+        _split("--requires", requires),
         tuple(python_path or ()),
         tuple(source_path or ()),
-        tuple(shlex.split(pytest)),
+        _split("--pytest", pytest),
         python,
         Limits(max_files, max_lines),
     )
@@ -185,10 +186,15 @@ def validate(
         print_json({"file": str(file), "sound": sound, "wall_s": wall_s, "rows": rows})
     else:
         if unsound:
-            cells = [(v.name, v.gold, v.empty, v.why) for v in unsound]
+            cells = [(_printable(v.name), v.gold, v.empty, _printable(v.why)) for v in unsound]
             print_table("Not sound", ("task", "gold", "empty", "why"), cells)
         typer.echo(f"{len(verdicts) - len(unsound)} of {len(verdicts)} tasks are sound: {file}")
     raise typer.Exit(1 if unsound else 0)
+
+
+def _printable(text: str) -> str:
+    """Return text of a row as any terminal takes it: halves of surrogate pairs as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Counted:
@@ -206,7 +212,7 @@ class _Counted:
     def __call__(self, verdict: Verdict) -> None:
         self._num += 1
         self._num_sound += verdict.is_sound
-        why = "" if verdict.is_sound else f"; {verdict.name}: {verdict.why}"
+        why = "" if verdict.is_sound else _printable(f"; {verdict.name}: {verdict.why}")
         share = self._num / self._num_rows if self._num_rows else 0.0
         self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", share)
 
@@ -216,6 +222,14 @@ def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:
     given = as_options(options or [])
     checked_options("sandboxes", sandbox, given)
     return box_source({"id": sandbox, **given})
+
+
+def _split(option: str, text: str) -> tuple[str, ...]:
+    """Return the words of an option's text."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"{option} {text!r}: {error}; mind the quotes") from None
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
+from rollart_envs.swe.source_lines import source_lines
+
 _Block = Sequence[ast.stmt]
 
 
@@ -28,16 +30,16 @@ def without_tests(source: str, names: Collection[str]) -> str | None:
         return None
     gone = [found[name] for name in names]
     gone += _emptied(tree.body, gone)
-    lines = source.splitlines(keepends=True)
+    lines = source_lines(source)
     for node in gone:
         for number in range(_first_line(node) - 1, (node.end_lineno or node.lineno)):
             lines[number] = ""
     left = "".join(lines)
     try:
-        ast.parse(left)
+        still = {name for name, _ in _tests(ast.parse(left).body, "")}
     except SyntaxError:
         return None
-    return left
+    return None if still & set(names) else left  # a name may be defined twice
 
 
 def tests_in(source: str) -> dict[str, ast.stmt]:

@@ -29,7 +29,7 @@ from rollart_envs.swe.hide import test_name, without_tests
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import Mutation, is_another_program, mutated, mutations
 from rollart_envs.swe.statement import leaked, statement
-from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, Suite, SuiteRun
+from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, FilesRefused, Suite, SuiteRun
 
 Row: TypeAlias = dict[str, object]
 Judge: TypeAlias = Callable[[Row], Awaitable[str]]
@@ -176,6 +176,8 @@ async def _tried(works: Works, benches: Benches, candidate: Candidate) -> Outcom
     """Try a candidate; it is the bug's fault when a box does not last, but not when none starts."""
     try:
         return await _outcome(works, benches, candidate)
+    except FilesRefused as refused:
+        return Outcome(str(refused))
     except SandboxFailure as failure:
         if of_start(failure):
             raise

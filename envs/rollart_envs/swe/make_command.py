@@ -104,7 +104,7 @@ async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) 
     settings = {"commit": works.commit, "seed": order.seed, "fields": works.fields}
     settings["bounds"] = [order.bounds.max_broken, order.bounds.several]
     progress = order.folder.progress(f"{works.slug}-{order.seed}", settings)
-    there = order.folder.ids()
+    there = set(order.folder.ids())
     num_before = num_made = sum(outcome == MADE for outcome in progress.outcomes.values())
     if num_made < order.count:
         results = make(works, order.seed, order.jobs, dict(progress.outcomes))
@@ -115,6 +115,7 @@ async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) 
                     what = "it is there already"
                 elif outcome.row is not None:
                     order.folder.add(outcome.row)
+                    there.add(str(outcome.row["instance_id"]))
                     num_made += 1
                 if outcome.is_final:
                     progress.note(str(candidate.number), what)

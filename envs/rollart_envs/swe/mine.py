@@ -27,11 +27,10 @@ from rollart_envs.swe.hide import test_name, tests_in
 from rollart_envs.swe.make import MADE, Judge, Outcome, Row, is_test_file
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.statement import leaked, statement
-from rollart_envs.swe.suite import RAN, Failed, Suite, SuiteRun
+from rollart_envs.swe.suite import RAN, Failed, FilesRefused, Suite, SuiteRun
 
 _RUN_S: Final = 300.0
 _TRIES: Final = 2
-_MARK: Final = "commit "
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,9 @@ class Pit:
 
 def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
     """Yield the commits before ``head`` that are worth a try, newest first."""
-    form = f"--format={_MARK}%H %P%n%s"
+    form = "--format=%x00%H %P%n%s"  # no message holds a NUL
     log = mirror.git("log", "--no-merges", "--no-renames", "--numstat", form, head)
-    for entry in f"\n{log}".split(f"\n{_MARK}")[1:]:
+    for entry in log.split("\0")[1:]:
         shas, subject, *lines = entry.split("\n")
         sha, *parents = shas.split()
         stats = [line.split("\t") for line in lines if line.count("\t") == 2]
@@ -110,6 +109,8 @@ async def _tried(pit: Pit, commit: Commit) -> Outcome:
     for left in reversed(range(_TRIES)):
         try:
             return await _outcome(pit, commit)
+        except FilesRefused as refused:
+            return Outcome(str(refused))
         except SandboxFailure as failure:
             if of_start(failure):
                 raise

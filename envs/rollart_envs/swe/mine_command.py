@@ -89,7 +89,7 @@ async def _mine(order: MineOrder, pit: Pit, head: str, heard: Heard) -> Made:
             f" limits ({order.limits.max_files} files, {order.limits.max_lines} lines of source)"
         )
     progress = order.folder.progress(f"{pit.name}-mined", {"fields": pit.fields})
-    there = order.folder.ids()
+    there = set(order.folder.ids())
     num_before = num_made = sum(outcome == MADE for outcome in progress.outcomes.values())
     if num_made < order.count:
         results = mine(pit, iter(worth), order.jobs, dict(progress.outcomes))
@@ -100,6 +100,7 @@ async def _mine(order: MineOrder, pit: Pit, head: str, heard: Heard) -> Made:
                     what = "it is there already"
                 elif outcome.row is not None:
                     order.folder.add(outcome.row)
+                    there.add(str(outcome.row["instance_id"]))
                     num_made += 1
                 if outcome.is_final:
                     progress.note(commit.sha, what)

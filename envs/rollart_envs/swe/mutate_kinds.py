@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from rollart_envs.swe.source_lines import source_lines
+
 Node = ast.expr | ast.stmt
 
 
@@ -31,7 +33,7 @@ class Text:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._lines = re.split(r"(?<=\n)", source)
+        self._lines = source_lines(source)
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line))

@@ -20,6 +20,7 @@ from typing import Protocol
 from rollart_core.contracts.sandbox import ExecResult
 
 MAX_PATCH_BYTES = 16 << 20
+"""Most that is asked for; the box's own limit (``output_bytes``) may be lower."""
 
 APPLIERS: tuple[tuple[str, ...], ...] = (
     ("git", "apply", "--verbose"),
@@ -165,7 +166,7 @@ async def extract_patch(
         timeout_s: For each command.
 
     Raises:
-        PatchError: git failed, or the difference is larger than 16 MiB.
+        PatchError: git failed, or the difference is larger than the box gives back.
     """
     result = ExecResult(0, b"", b"")
     for command in extract_commands(base):
@@ -179,7 +180,8 @@ async def extract_patch(
         if result.exit_code != 0 or result.timed_out:
             raise PatchError(f"{' '.join(command)} failed in {repo_dir}: {_said(result)[-500:]}")
     if result.truncated:
-        raise PatchError(f"the changes in {repo_dir} are larger than {MAX_PATCH_BYTES >> 20} MiB")
+        room = len(result.stdout)
+        raise PatchError(f"the changes in {repo_dir} are larger than the {room} bytes given back")
     changes = file_changes(result.stdout.decode("utf-8", "surrogateescape"))
     return "".join(c.text for c in changes if not (c.is_binary or c.is_repository))
 

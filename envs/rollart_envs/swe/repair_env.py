@@ -21,7 +21,7 @@ from rollart_core.contracts.sandbox import Sandbox
 from rollart_envs.swe.config import RepairConfig
 from rollart_envs.swe.editor import Edit, History
 from rollart_envs.swe.patch import PatchError, extract_patch, file_changes
-from rollart_envs.swe.repair_judge import Report, judge_patch
+from rollart_envs.swe.repair_judge import Report, judge_patch, run_of
 from rollart_envs.swe.repository import Tree, base_tree
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.taskbook import own_file, repair_tasks
@@ -78,6 +78,7 @@ class RepairEnv(BoxEnv):
         """Begin an episode: the repository at its base commit, in a box of its own."""
         task = self._book.choose(options, self.np_random)
         self._episode = None
+        run_of(task)  # a row that does not say how its tests run is told now, not at the end
         tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
         needs = needs_of(task, beside=self._file.parent, python=self.config.python)
         box = await self.open_box(**box_options(self._boxes, task, needs))

@@ -109,7 +109,7 @@ async def judge_patch(
         TaskFailure: The task's own test patch does not apply to its own base.
     """
     began = time.monotonic()
-    _run_of(task)  # a row that does not say how its tests run costs no box
+    run_of(task)  # a row that does not say how its tests run costs no box
     wanted, left_out = acceptable(task, patch)
     box = await boxes.take(**box_options(boxes, task, needs))
     statuses: Statuses = {}
@@ -136,7 +136,7 @@ async def judge_patch(
 
 def graded(task: RepairTask, statuses: Statuses) -> Grade:
     """Grade the statuses of a run."""
-    run = _run_of(task)
+    run = run_of(task)
     return grade(
         _both_names(statuses) if run.runner == "unittest" else statuses,
         fail_to_pass=task.fail_to_pass,
@@ -145,7 +145,12 @@ def graded(task: RepairTask, statuses: Statuses) -> Grade:
     )
 
 
-def _run_of(task: RepairTask) -> TestRun:
+def run_of(task: RepairTask) -> TestRun:
+    """Return how a task's tests are run.
+
+    Raises:
+        TaskFailure: It cannot be told from the row.
+    """
     try:
         return test_run(task)
     except RowError as error:
@@ -219,7 +224,7 @@ async def _run(
     box: Sandbox, task: RepairTask, workspace: Workspace, needs: Needs, timeout_s: float
 ) -> tuple[Statuses, str]:
     """Run the tests; return what became of each, and the log."""
-    run = _run_of(task)
+    run = run_of(task)
     reader = _reported if run.is_signed else _logged
     return await reader(box, run, workspace, needs, timeout_s)
 
@@ -274,6 +279,9 @@ async def _logged(
     command = marked(f"( {run.command}\n) 2>&1", nonce)
     result = await _exec(box, ("bash", "-c", command), workspace, needs, timeout_s)
     log = _said(result)
+    if result.truncated:  # what became of the tests in its middle is lost
+        room = len(result.stdout)
+        raise _NoProof(f"the log is longer than the {room} bytes that the box gives back", log)
     try:
         said = between_markers(log, nonce)
     except MarkersMissing as error:

@@ -141,7 +141,10 @@ def _of_row(task: RepairTask, files: object) -> Tree:
     for path, text in files.items():
         if not isinstance(text, str) or path.startswith("/") or ".." in path.split("/"):
             raise _failure(task, f"files: {path!r} is no path of the repository with its text")
-    return _packed((path, "100644", text.encode()) for path, text in files.items())
+    try:
+        return _packed((path, "100644", text.encode()) for path, text in files.items())
+    except UnicodeEncodeError as error:
+        raise _failure(task, f"files: a path or text is no UTF-8: {error}") from None
 
 
 def _of_folder(folder: Path) -> Tree:

@@ -99,7 +99,12 @@ def _signed(framework: str, words: tuple[str, ...], files: tuple[str, ...]) -> T
 
 def _words(command: str) -> tuple[str, ...]:
     """Return a command's words; none where only a shell understands it."""
-    return () if _SHELL & set(command) else tuple(shlex.split(command))
+    if _SHELL & set(command):
+        return ()
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise RowError("test_command", f"is {command[:60]!r}, no command: {error}") from None
 
 
 def _holds_tests(path: str) -> bool:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rollart_core.boxes.judging import find_python
@@ -33,6 +33,10 @@ print("".join(path + "\\n" for path in sys.argv[3:] if not os.access(path, os.R_
 RAN: Final = (0, 1)
 """pytest's exit codes that mean the tests ran to the end."""
 NO_TESTS: Final = 5
+
+
+class FilesRefused(Exception):
+    """Files for which there is no place in a box's tree; says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,9 @@ class Checkout:
             timeout_s: For the whole run.
             calls: Whether to follow which functions each test calls; takes longer.
             hash_seed: Python's, so that what hangs on it is seen.
+
+        Raises:
+            FilesRefused: The files cannot be written.
         """
         await self._box.restore(self._clean)
         await self._change(files or {})
@@ -175,9 +182,23 @@ class Checkout:
         gone = [path for path, content in files.items() if content is None]
         if gone:
             await self._box.exec(("rm", "-rf", "--", *gone), timeout_s=30.0, cwd=REPO_DIR)
+            await self._remove_emptied({str(PurePosixPath(path).parent) for path in gone})
         for path, content in files.items():
             if content is not None:
-                await self._box.write_file(f"{REPO_DIR}/{path}", content)
+                try:
+                    await self._box.write_file(f"{REPO_DIR}/{path}", content)
+                except OSError as e:
+                    why = e.strerror or str(e)
+                    raise FilesRefused(f"its files cannot be put in: {why}") from e
+
+    async def _remove_emptied(self, folders: set[str]) -> None:
+        """Remove folders that hold nothing any more, as git does: a file may take their place."""
+        within = sorted(folders - {"."})
+        if within:
+            # It fails at the first folder that is not empty, which is as it should be.
+            script = 'for folder; do rmdir -p -- "$folder" 2>/dev/null; done'
+            argv = ("sh", "-c", script, "sh", *within)
+            await self._box.exec(argv, timeout_s=30.0, cwd=REPO_DIR)
 
     async def _python(
         self,

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of surrogate pairs, but not those that stand for bytes (``surrogateescape``)."""
 
 
 class RowError(ValueError):
@@ -93,6 +95,7 @@ def test_ids(row: Mapping[str, object], name: str) -> tuple[str, ...]:
     for position, test in enumerate(value):
         if not isinstance(test, str) or not test.strip():
             raise RowError(name, f"holds {test!r} at position {position}; it has to be a test id")
+        _expect_argument(name, test)
     return tuple(dict.fromkeys(value))
 
 
@@ -113,6 +116,8 @@ def _text(row: Mapping[str, object], name: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise RowError(name, f"is a {type(value).__name__}; it has to be text")
+    if half := _HALF.search(value):
+        raise RowError(name, f"holds {half[0]!a}, which is no text and fits in no file")
     return value
 
 
@@ -144,7 +149,13 @@ def _test_command(row: Mapping[str, object]) -> str | None:
     setup = row.get("setup_info")
     if not command and isinstance(setup, Mapping):
         command = _text(setup, "test_cmd")
+    _expect_argument("test_command", command)
     return command or None
+
+
+def _expect_argument(name: str, text: str) -> None:
+    if "\0" in text or _HALF.search(text):
+        raise RowError(name, f"holds {text[:60]!a}, which no program can be told")
 
 
 _KNOWN = frozenset(

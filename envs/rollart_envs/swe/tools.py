@@ -95,6 +95,8 @@ def parse_action(answer: str) -> Action:
     kind, body = blocks[0]
     if not body.strip():
         raise ActionError(f"The block was empty.\n\n{HELP}")
+    if bad := _UNHELD.search(body):
+        raise ActionError(f"The block held {bad[0]!a}, which no command or path can.\n\n{HELP}")
     if kind == "edit":
         return _edit(body)
     return Submit() if body.strip() == SUBMIT else Bash(body.strip("\n"))
@@ -130,6 +132,9 @@ def cut_output(text: str, limit: int = MAX_OUTPUT_CHARS) -> str:
 
 
 _KINDS = ("bash", "sh", "shell", "edit")
+_UNHELD = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""NUL and halves of surrogate pairs; those that stand for bytes (``surrogateescape``) are fine."""
+_MAX_DIGITS = 9
 
 
 def _edit(body: str) -> Edit:
@@ -140,7 +145,7 @@ def _edit(body: str) -> Edit:
         raise ActionError(f"{verb_word!r} is no edit; there are {', '.join(VERBS)}.\n\n{HELP}")
     num_numbers = {"view": (0, 1, 2), "insert": (1,)}.get(verb, (0,))
     numbers = words[1:]
-    if not words or len(numbers) not in num_numbers or not all(n.isdecimal() for n in numbers):
+    if not words or len(numbers) not in num_numbers or not all(map(_is_number, numbers)):
         raise ActionError(f"The first line {head!r} is not as it should be.\n\n{HELP}")
     lines = [int(number) for number in numbers] + [None, None]
     if verb != "str_replace":
@@ -149,6 +154,10 @@ def _edit(body: str) -> Edit:
     if found is None:
         raise ActionError(f"str_replace needs the three marks on lines of their own.\n\n{HELP}")
     return Edit(verb, words[0], text=_last_newline_off(found[2]), old=_last_newline_off(found[1]))
+
+
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _last_newline_off(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from rollart_core.boxes.judging import Interpreter, find_python, judge
 from rollart_core.boxes.source import BoxSource
-from rollart_core.errors import EpisodeError, first_line
+from rollart_core.errors import EpisodeError, UserError, first_line
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.reader import (
     BadRow,
@@ -26,7 +26,7 @@ from rollart_envs.swe.reader import (
 )
 from rollart_envs.swe.repair_judge import TIMEOUT_S, Report, judge_patch
 from rollart_envs.swe.repository import base_tree
-from rollart_envs.swe.task import RepairTask, RowError
+from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.workspace import needs_of
 
 Result: TypeAlias = Literal["full", "partial", "none", "error"]
@@ -131,7 +131,9 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
             why = first_line(str(error))
             if not error.retryable:
                 break
-        except (OSError, RowError) as error:
+        except UserError:  # of the sandbox's options: no row's doing
+            raise
+        except (OSError, ValueError) as error:
             why = first_line(f"{name}: {error}")
             break
         else:
