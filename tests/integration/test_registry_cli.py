@@ -152,7 +152,10 @@ def test_what_is_refused_fails_the_command(scene: Scene, run: Run) -> None:
     (folder / "acme.json").write_text("{}")
     code, _, err = run("rollart registry accept registry")
     assert code == 1
-    assert err == "Refused from acme: acme.json is no TUF metadata: Failed to deserialize JSON\n"
+    said = (
+        "Refused from acme: acme.json is no TUF metadata: Failed to deserialize JSON; it waits in "
+    )
+    assert err.startswith(f"{said}registry/submissions/acme/acme.json: ")
     wheel = next(scene.tree.targets.rglob("*.whl"))
     wheel.write_bytes(b"x")
     code, out, _ = run("rollart registry verify registry")
@@ -174,6 +177,11 @@ MISTAKES = {
     "add-owner registry toy --key acme.key.pub": "the name is reserved",
     "add-owner registry new --key acme.key": "is a private key",
     "accept nowhere": "is no registry",
+    "add-owner nowhere new --key acme.key.pub": "is no registry",
+    "accept registry --submissions registry": "is the registry itself",
+    "accept registry --submissions nowhere": "nowhere is no folder",
+    "search --registry http://[::1": "is no registry (Invalid IPv6 URL)",
+    "search --registry ~nosuchuser/x": "is no registry (Could not determine home directory",
     "install acme/Maze-v1 --json": "give --yes too",
     "refresh nowhere": "nowhere is no registry",
     "sync --lock acme.key": "is no lock: Invalid JSON",
@@ -192,6 +200,7 @@ def test_a_mistake_is_told_in_one_line(scene: Scene, run: Run, line: str, said: 
     assert said in err
     assert err.count("\n") == 1
     assert out == ""
+    assert not Path("nowhere").exists()
 
 
 def test_what_an_owner_signed_moves_no_cursor(scene: Scene, run: Run) -> None:
