@@ -12,6 +12,7 @@ import reprlib
 import types
 import typing
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -107,7 +108,7 @@ def read_wheel_manifests(wheel: Path) -> dict[str, Manifest]:
             texts = {name: _member(archive, name, wheel) for name in names}
     except FileNotFoundError:
         raise UserError(f"{wheel}: there is no such file") from None
-    except (OSError, zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as e:
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"{wheel}: cannot be read as a wheel: {first_line(str(e))}") from e
     return {
         name.rpartition("/")[0].replace("/", "."): parse_manifest(text, f"{wheel.name}: {name}")

@@ -7,6 +7,7 @@ from which a child imports it. Never: imports it, or writes into its folder.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -125,7 +126,7 @@ def _unpacked(wheel: Path, scratch: Path) -> Distribution:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(scratch)  # which never leaves the folder, whatever the names say
-    except (OSError, zipfile.BadZipFile, NotImplementedError) as e:
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"{wheel}: cannot be read as a wheel: {e}") from e
     infos = [folder for folder in scratch.glob("*.dist-info") if (folder / "METADATA").is_file()]
     if len(infos) != 1:

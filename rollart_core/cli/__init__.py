@@ -151,7 +151,10 @@ def main() -> None:
 
         if not isinstance(e, RollartError) or os.environ.get("ROLLART_TRACEBACK"):
             raise
-        print("\n".join(f"Error: {line}" for line in str(e).splitlines()), file=sys.stderr)
+        from rollart_core.cli.output import visible
+
+        lines = [f"Error: {visible(line)}" for line in str(e).splitlines()]
+        print("\n".join(lines), file=sys.stderr)
         sys.exit(1)
 
 

@@ -5,16 +5,24 @@ Takes: plain data. Gives: text on stdout. Never: mixes the two.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rollart_core import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Return a text of others without what moves a terminal's cursor or hides lines on it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def print_json(value: object) -> None:
@@ -27,12 +35,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=visible(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.show_header = any(columns)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible, row))
     stdout_console().print(table)
 
 
@@ -41,7 +49,8 @@ def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
 
     Rich would take longer to draw a hundred lines than it takes to find what stands in them.
     """
-    lines = [tuple(columns), *rows]
+    lines = [tuple(columns), *(tuple(map(visible, row)) for row in rows)]
+    title = visible(title)
     *widths, _ = (max(len(line[n]) for line in lines) for n in range(len(columns)))
     indent = sum(widths) + 2 * len(widths) + 1
     width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0

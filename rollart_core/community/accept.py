@@ -23,7 +23,7 @@ from rollart_core.community.signed import SignedState, read
 from rollart_core.community.submission import Check, Submission, submissions_in
 from rollart_core.community.tree import locked, write_whole
 from rollart_core.community.wheel import Wheel, read_wheel
-from rollart_core.errors import RegistryError, first_line
+from rollart_core.errors import RegistryError, RollartError, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,24 @@ def accept(
 
     Returns:
         One outcome for each submission; refused ones stay where they are.
+
+    Raises:
+        RegistryError: When there is no such registry or folder.
     """
     tree = operator.tree
+    if folder is not None:
+        _check_folder(folder, tree.path)
     folder = folder or tree.submissions
-    with locked(tree.path), locked(folder):
+    with operator.alone(), locked(folder):
         state = operator.state()
         outcomes, checked = [], []
         for submission in submissions_in(folder):
             try:
                 one = _check(submission, state, recheck)
-            except RegistryError as e:
-                outcomes.append(Accepted(submission.owner, refused=str(e)))
+                _copy_wheels(operator, one)
+            except Exception as e:  # whatever one owner hands in stops no other
+                outcomes.append(Accepted(submission.owner, refused=_reason(submission, e)))
                 continue
-            _copy_wheels(operator, one)
             outcomes.append(one.outcome)
             checked.append((submission, one))
         if checked:
@@ -77,6 +82,22 @@ def accept(
         for submission, _ in checked:
             shutil.rmtree(submission.folder, ignore_errors=True)
     return outcomes
+
+
+def _check_folder(folder: Path, registry: Path) -> None:
+    if not folder.is_dir():
+        raise RegistryError(f"{folder} is no folder: --submissions names one that owners filled")
+    if folder.resolve() == registry.resolve():
+        raise RegistryError(f"{folder} is the registry itself; its own submissions need no option")
+
+
+def _reason(submission: Submission, error: Exception) -> str:
+    """Return why a submission is refused, and what makes room for the next one."""
+    what = str(error) if isinstance(error, RollartError) else f"{type(error).__name__}: {error}"
+    return (
+        f"{'; '.join(what.splitlines())}; it waits in {submission.metadata_file}: "
+        "what is handed in next goes on from it, so remove that file to start afresh"
+    )
 
 
 def _check(submission: Submission, state: SignedState, recheck: Check | None) -> _Checked:

@@ -30,6 +30,15 @@ def base_url(location: str) -> str:
     Raises:
         RegistryError: When it is none of them.
     """
+    try:
+        return _base_url(location)
+    except (ValueError, RuntimeError) as e:  # brackets that do not match; ~ of nobody
+        raise RegistryError(
+            f"{location!r} is no registry ({e}): give a folder or an http(s) URL"
+        ) from e
+
+
+def _base_url(location: str) -> str:
     parts = urlsplit(location)
     if parts.scheme in {"http", "https"} and parts.hostname:
         if parts.username or parts.password or parts.query or parts.fragment:

@@ -107,8 +107,7 @@ def _has(interpreter: Interpreter, package: LockedPackage) -> bool:
 
 
 def _install(wheels: list[Wheel], lock: Lock, interpreter: Interpreter) -> None:
-    for wheel in wheels:
-        check_no_shadowing(wheel, interpreter)
+    check_no_shadowing(wheels, interpreter)
     pinned = [p.pinned() for p in lock.packages if p.target is None]
     pinned = [p for p in pinned if not _has(interpreter, LockedPackage(p.name, p.version, "", ""))]
     interpreter.install({wheel.path: wheel.sha256 for wheel in wheels}, pinned)
@@ -117,3 +116,4 @@ def _install(wheels: list[Wheel], lock: Lock, interpreter: Interpreter) -> None:
         differing = differing_files(wheel, after)
         if differing:
             raise RegistryError(f"{wheel.name} was installed, but {differing[0]}")
+    check_no_shadowing(wheels, after)  # what came from the index is known only now

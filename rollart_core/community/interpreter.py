@@ -30,7 +30,9 @@ for d in m.distributions():
     head = d.metadata
     if head['Name']:
         rows = [r.split(',')[0].strip('"') for r in (d.read_text('RECORD') or '').splitlines()]
-        tops = {r.split('/')[0] for r in rows if '/' in r and r[0] not in './'}
+        plain = [r for r in rows if r and r[0] not in './']
+        tops = {r.split('/')[0] if '/' in r else r.split('.')[0] for r in plain}
+        tops = {top for top in tops if top != '__pycache__' and not top.endswith('.dist-info')}
         record = [r for r in rows if r.endswith('.dist-info/RECORD') and r.count('/') == 1]
         found.append([head['Name'], head['Version'], head.get_all('Requires-Dist') or [],
                       str(d.locate_file('')), sorted(tops), (record or [''])[0]])
@@ -57,8 +59,8 @@ class Installed:
     requires: tuple[str, ...]
     location: Path
     """The site-packages folder it is in."""
-    packages: frozenset[str]
-    """What it put at the top of that folder."""
+    tops: frozenset[str]
+    """The names of the packages and modules that it put at the top of that folder."""
     record: str
     """Its RECORD, within that folder; empty when it has none."""
 

@@ -97,7 +97,9 @@ def merged(old: Lock | None, new: Lock, path: Path) -> Lock:
         raise RegistryError(
             f"{path} locks packages of {old.registry}; give --lock another file for {new.registry}"
         )
-    packages = {p.name: p for p in (*old.packages, *new.packages)}
+    now = {p.name: p.version for p in new.present}
+    kept = [p for p in old.packages if now.get(p.name, p.version) == p.version]
+    packages = {p.name: p for p in (*kept, *new.packages)}
     present = {p.name: p for p in (*old.present, *new.present) if p.name not in packages}
     return replace(
         new,

@@ -17,8 +17,8 @@ from rollart_core.errors import RegistryError
 from rollart_core.scaffold.names import own_namespaces
 
 OWNER_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp"})
-"""TUF's own roles; RollArt's own namespaces are reserved besides."""
+RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp", "index"})
+"""TUF's own roles, and the first page of a site; RollArt's own namespaces are reserved besides."""
 
 
 class Wanted(NamedTuple):
@@ -65,8 +65,10 @@ def check_owner(name: str, taken: Iterable[str] = ()) -> str:
     Raises:
         RegistryError: When it has the wrong form, is reserved or is taken.
     """
-    if not OWNER_PATTERN.fullmatch(name):
-        allowed = "lower-case letters, digits, - and _, a letter or digit first, 64 at most"
+    if not OWNER_PATTERN.fullmatch(name) or name[-1] in "-_":
+        allowed = (
+            "lower-case letters, digits, - and _, a letter or digit first and last, 64 at most"
+        )
         raise RegistryError(f"owner {name!r}: a name is made of {allowed}")
     canonical = canonicalize_name(name)
     ours = {canonicalize_name(own) for own in own_namespaces()}
@@ -90,4 +92,4 @@ def owner_of_distribution(distribution: str, owners: Iterable[str]) -> str | Non
         for owner in owners
         if name == (prefix := canonicalize_name(owner)) or name.startswith(f"{prefix}-")
     ]
-    return max(fitting, key=len, default=None)
+    return max(fitting, key=lambda owner: len(canonicalize_name(owner)), default=None)

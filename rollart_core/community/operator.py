@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +31,8 @@ from tuf.api.metadata import (
 )
 
 from rollart_core.community.keys import Ask, load_signer, make_key
-from rollart_core.community.names import check_owner
+from rollart_core.community.names import check_owner, owner_of_distribution
+from rollart_core.community.release import release_of_target
 from rollart_core.community.signed import SignedState, load_state
 from rollart_core.community.tree import Tree, locked, write_whole
 from rollart_core.errors import RegistryError, first_line
@@ -62,6 +64,17 @@ class Operator:
     """The folder of private keys, of the trusted root and of what was signed last."""
     ask: Ask | None = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the registry's lock.
+
+        Raises:
+            RegistryError: When there is no registry; then nothing is made either.
+        """
+        self._check_there()
+        with locked(self.tree.path):
+            yield
 
     def state(self) -> SignedState:
         """Return what the folder holds, verified.
@@ -121,7 +134,7 @@ class Operator:
         Returns:
             When the new timestamp expires.
         """
-        with locked(self.tree.path):
+        with self.alone():
             state = self.state()
             if snapshot:
                 self.publish(state, {})
@@ -131,14 +144,14 @@ class Operator:
 
     def refresh_targets(self) -> None:
         """Sign the top-level targets anew, with snapshot and timestamp."""
-        with locked(self.tree.path):
+        with self.alone():
             state = self.state()
             delegations = state.targets.signed.delegations or Delegations({}, {})
             self.publish(state, {"targets": self.sign_targets(state, delegations)})
 
     def refresh_root(self) -> None:
         """Sign root anew as its next version."""
-        with locked(self.tree.path):
+        with self.alone():
             state = self.state()
             root = state.root.signed
             root.version += 1
@@ -154,14 +167,16 @@ class Operator:
             update: The owner exists, and gets these keys instead of those it had.
 
         Raises:
-            RegistryError: When the name is taken or of the wrong form; for an update, when what the
-                owner published is signed by none of the new keys.
+            RegistryError: When the name is taken or of the wrong form, or what another owner has
+                published would be the new one's; for an update, when what the owner published is
+                signed by none of the new keys.
         """
-        with locked(self.tree.path):
+        with self.alone():
             state = self.state()
             roles = dict(state.delegated)
             if not update:
                 check_owner(name, roles)
+                _check_takes_no_name(state, name)
             elif name not in roles:
                 raise RegistryError(f"there is no owner {name!r} to update")
             targets = state.targets.signed
@@ -195,10 +210,12 @@ class Operator:
 
     def set_validity(self, days: Mapping[str, float]) -> None:
         """Change how long signatures hold from now on; role -> days."""
-        self._check_there()
-        policy = self._policy()
-        policy["days"] |= days
-        write_whole(self.keys / _POLICY, json.dumps(policy, indent=2).encode())
+        if not days:
+            return
+        with self.alone():
+            policy = self._policy()
+            policy["days"] |= days
+            write_whole(self.keys / _POLICY, json.dumps(policy, indent=2).encode())
 
     def publish_snapshot(
         self, version: int, timestamp_version: int, metas: dict[str, MetaFile]
@@ -312,6 +329,20 @@ def _write_first(operator: Operator, root: Root) -> bytes:
     operator.tree.targets.mkdir(parents=True, exist_ok=True)
     operator.publish_snapshot(1, 1, metas)
     return operator.tree.role_file("root", 1).read_bytes()
+
+
+def _check_takes_no_name(state: SignedState, name: str) -> None:
+    """Refuse a new owner whom published packages of others would belong to."""
+    owners = [*state.delegated, name]
+    for other, metadata in state.owners.items():
+        for target in metadata.signed.targets.values():
+            release = release_of_target(other, target)
+            if owner_of_distribution(release.distribution, owners) == name:
+                raise RegistryError(
+                    f"owner {name!r}: {other!r} has published {release.distribution!r}, which "
+                    f"would be a name of {name!r}, and all of {other!r} would be refused; "
+                    "choose another"
+                )
 
 
 def _check_still_signed(state: SignedState, owner: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -76,8 +77,7 @@ def make_plan(
     """
     first = client.find(wanted, allow_yanked=allow_yanked)
     wheels = _with_registry_dependencies(client, first, interpreter)
-    for _, wheel in wheels:
-        check_no_shadowing(wheel, interpreter)
+    check_no_shadowing([wheel for _, wheel in wheels], interpreter)
     paths = [wheel.path for _, wheel in wheels]
     report, _ = interpreter.resolve(paths, everything=lock_all)
     pinned = tuple(_pinned(entry) for entry in report if not _is_ours(entry, paths))
@@ -98,18 +98,25 @@ def make_plan(
     )
 
 
-def check_no_shadowing(wheel: Wheel, interpreter: Interpreter) -> None:
-    """Check that a wheel overwrites no file of another installed distribution.
+def check_no_shadowing(wheels: Sequence[Wheel], interpreter: Interpreter) -> None:
+    """Check that wheels overwrite nothing of each other, nor of another installed distribution.
 
     Raises:
-        RegistryError: Naming the package that both bring.
+        RegistryError: Naming the package or module that both bring.
     """
-    for installed in interpreter.installed.values():
-        both = wheel.packages & installed.packages
-        if both and installed.name != wheel.distribution:
+    for wheel in wheels:
+        for installed in interpreter.installed.values():
+            both = wheel.tops & installed.tops
+            if both and installed.name != wheel.distribution:
+                raise RegistryError(
+                    f"{wheel.name} brings {min(both)!r}, which {installed.name} "
+                    f"{installed.version} has installed: one overwrites the other"
+                )
+    for one, other in combinations(wheels, 2):
+        if one.tops & other.tops:
             raise RegistryError(
-                f"{wheel.name} brings the package {min(both)!r}, which {installed.name} "
-                f"{installed.version} has installed: it would overwrite it"
+                f"{one.name} brings {min(one.tops & other.tops)!r}, which {other.name} brings "
+                "too: one overwrites the other"
             )
 
 

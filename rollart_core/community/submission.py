@@ -50,6 +50,11 @@ class Owner:
         """Where this owner's submission lies."""
         return self.submissions / self.name
 
+    @property
+    def waiting(self) -> Path:
+        """The metadata that this owner handed in and that is not accepted yet."""
+        return self.folder / f"{self.name}.json"
+
 
 def owner_of_key(client: Client, signer: CryptoSigner, name: str | None = None) -> str:
     """Return the owner that a key signs for.
@@ -134,12 +139,19 @@ def renew(client: Client, owner: Owner) -> None:
 def _check_new(client: Client, owner: Owner, wheel: Wheel) -> Targets:
     """Return what the owner signed last, when it does not hold this version yet."""
     signed = _latest(client, owner)
+    live = client.owner_targets(owner.name)
+    published = live.signed.targets if live else {}
     rightful = owner_of_distribution(wheel.distribution, client.owners())
     if rightful != owner.name:
         raise RegistryError(f"{wheel.distribution!r} is a name of {rightful!r}; choose another")
-    for target in signed.targets.values():
+    for path, target in signed.targets.items():
         release = release_of_target(owner.name, target)
         if (release.distribution, release.version) == (wheel.distribution, wheel.version):
+            if path not in published:
+                raise RegistryError(
+                    f"{release} waits already, to be accepted: to hand in another instead, remove "
+                    f"{owner.waiting}, and hand in again what else waits there"
+                )
             raise RegistryError(
                 f"{release} is published already, and a version never changes: raise the version "
                 "in pyproject.toml"
@@ -153,14 +165,13 @@ def _latest(client: Client, owner: Owner) -> Targets:
     current = live.signed if live else Targets(version=1)
     if live is None:
         current.version = 0
-    waiting = owner.folder / f"{owner.name}.json"
-    if not waiting.is_file():
+    if not owner.waiting.is_file():
         return current
-    found: Metadata[Targets] = read(waiting)
+    found: Metadata[Targets] = read(owner.waiting)
     try:
         client.targets().verify_delegate(owner.name, found.signed_bytes, found.signatures)
     except (RepositoryError, ValueError) as e:
-        message = f"{waiting} is not signed by {owner.name!r}: remove it"
+        message = f"{owner.waiting} is not signed by {owner.name!r}: remove it"
         raise RegistryError(message) from e
     return found.signed if found.signed.version > current.version else current
 
@@ -170,7 +181,7 @@ def _hand_in(owner: Owner, signed: Targets) -> None:
     signed.expires = owner.now + timedelta(days=owner.days)
     metadata: Metadata[Targets] = Metadata(signed)
     metadata.sign(owner.signer)
-    write_whole(owner.folder / f"{owner.name}.json", metadata.to_bytes())
+    write_whole(owner.waiting, metadata.to_bytes())
 
 
 def _copy_whole(wheel: Wheel, to: Path) -> None:

@@ -78,6 +78,8 @@ def _record_differences(package: LockedPackage, interpreter: Interpreter) -> lis
     if installed is None or installed.version != package.version:
         have = installed.version if installed else "not installed"
         return [f"{package.name} is {have}, and the lock says {package.version}"]
+    if not installed.record:
+        return [f"{package.name} has no RECORD any more, to compare its files with"]
     return [
         f"{path} {difference}"
         for path, sha256 in _record(installed)
@@ -86,8 +88,6 @@ def _record_differences(package: LockedPackage, interpreter: Interpreter) -> lis
 
 
 def _record(installed: Installed) -> Iterator[tuple[str, str]]:
-    if not installed.record:
-        return
     for row in csv.reader((installed.location / installed.record).read_text("utf-8").splitlines()):
         if len(row) > 1 and row[1].startswith("sha256="):
             digest = row[1].removeprefix("sha256=")

@@ -7,28 +7,42 @@ more than put files of its own packages into site-packages. Never: runs code of 
 from __future__ import annotations
 
 import base64
-import configparser
 import csv
 import hashlib
 import io
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesParser
+from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from rollart_core.errors import RegistryError
+from rollart_core.errors import RegistryError, UserError, first_line
 from rollart_core.manifest import Manifest, read_wheel_manifests
 
 MAX_WHEEL_BYTES: Final = 512 * 2**20
 MAX_UNPACKED_BYTES: Final = 4 * 2**30
 _METADATA_FILE_BYTES: Final = 4 * 2**20
+_FAULTS: Final = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    NotImplementedError,
+    KeyError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    csv.Error,
+    zlib.error,
+)
+"""What reading an archive raises that was damaged, encrypted or made up."""
+_RUN_AT_START: Final = frozenset({"sitecustomize", "usercustomize"})
 
 EntryPoints = tuple[tuple[str, str, str], ...]
 
@@ -61,8 +75,13 @@ class Wheel:
 
     @property
     def packages(self) -> frozenset[str]:
-        """What it puts at the top of site-packages, besides its ``.dist-info``."""
+        """The folders that it puts at the top of site-packages."""
         return frozenset(top for path in self.files if (top := path.split("/")[0]) and "/" in path)
+
+    @property
+    def tops(self) -> frozenset[str]:
+        """The names of the packages and modules that it puts at the top of site-packages."""
+        return frozenset(_top(path) for path in self.files) - {""}
 
 
 def read_wheel(path: Path) -> Wheel:
@@ -87,10 +106,15 @@ def read_wheel(path: Path) -> Wheel:
             metadata, entry_points = _dist_info(path.name, archive)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        manifests = read_wheel_manifests(path)
+    except RegistryError:
+        raise
+    except UserError as e:
+        raise RegistryError("; ".join(str(e).splitlines())) from e
     except OSError as e:
         raise RegistryError(f"cannot read {path}: {e.strerror}") from e
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, KeyError) as e:
-        raise RegistryError(f"{path.name} is no whole wheel: {e}") from e
+    except _FAULTS as e:
+        raise RegistryError(f"{path.name} is no whole wheel: {first_line(str(e))}") from e
     inside = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if inside != (distribution, str(version)):
         raise RegistryError(f"{path.name} calls itself {' '.join(inside)} in its METADATA")
@@ -108,7 +132,7 @@ def read_wheel(path: Path) -> Wheel:
         summary=str(metadata["Summary"] or ""),
         entry_points=entry_points,
         files=files,
-        manifests=read_wheel_manifests(path),
+        manifests=manifests,
     )
 
 
@@ -128,6 +152,7 @@ def _checked_files(name: str, archive: zipfile.ZipFile) -> dict[str, str]:
     for member in members:
         _check_member(name, member)
     record = _single(name, paths, "RECORD")
+    _check_one_distribution(name, archive.namelist(), record.split("/")[0])
     expected = dict(_record_hashes(name, archive, record))
     signatures = {record, f"{record}.jws", f"{record}.p7s"}
     files = {path: _hash(archive, path) for path in paths if path not in signatures}
@@ -137,19 +162,40 @@ def _checked_files(name: str, archive: zipfile.ZipFile) -> dict[str, str]:
     return files
 
 
+def _top(path: str) -> str:
+    """Return what a file is imported by, at the top of site-packages; empty when it is not."""
+    top, inside, _ = path.partition("/")
+    if top == "__pycache__" or top.endswith(".dist-info"):
+        return ""
+    return top if inside else top.partition(".")[0]
+
+
 def _check_member(name: str, member: zipfile.ZipInfo) -> None:
     path = member.filename
     pure = PurePosixPath(path)
+    if not pure.parts or str(pure) != path.removesuffix("/"):
+        raise RegistryError(f"{name} holds {path!r}, which is no plain path")
+    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise RegistryError(f"{name} holds {path!r}, which is packed as no wheel is")
     outside = pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in pure.parts[0]
     if outside or stat.S_ISLNK(member.external_attr >> 16):
         raise RegistryError(f"{name} holds {path!r}, which leads out of its own folder")
     top = pure.parts[0]
     if top.endswith(".data"):
         raise RegistryError(f"{name} holds {path!r}: files outside of packages are not taken")
-    if len(pure.parts) == 1 and pure.suffix == ".pth":
+    starts = len(pure.parts) == 1 and path.endswith(".pth")
+    if starts or top.partition(".")[0] in _RUN_AT_START:
         raise RegistryError(f"{name} holds {path!r}, which would run whenever Python starts")
     if top.split(".")[0].startswith("rollart_") and not top.endswith(".dist-info"):
         raise RegistryError(f"{name} holds {path!r}: packages rollart_* are RollArt's own")
+
+
+def _check_one_distribution(name: str, paths: list[str], own: str) -> None:
+    """Refuse metadata of a second distribution, whose entry points nobody would be shown."""
+    for path in paths:
+        top = path.split("/")[0]
+        if top != own and top.lower().endswith((".dist-info", ".egg-info", ".egg")):
+            raise RegistryError(f"{name} holds {path!r}: a wheel is of one distribution")
 
 
 def _single(name: str, paths: list[str], wanted: str) -> str:
@@ -183,22 +229,32 @@ def _dist_info(
     entry_points_path = metadata_path.replace("/METADATA", "/entry_points.txt")
     if entry_points_path not in paths:
         return metadata, ()
-    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    text = _text(name, archive, entry_points_path)
     try:
-        parser.read_string(_text(name, archive, entry_points_path))
-    except configparser.Error as e:
-        raise RegistryError(f"{name}: its entry_points.txt cannot be read: {e}") from e
-    rows = (
-        (group, key, value) for group in parser.sections() for key, value in parser[group].items()
-    )
-    return metadata, tuple(sorted(rows))
+        rows = sorted((e.group, e.name, e.value) for e in _EntryPointsOnly(text).entry_points)
+    except (TypeError, ValueError) as e:
+        reason = first_line(str(e))
+        raise RegistryError(f"{name}: its entry_points.txt cannot be read: {reason}") from e
+    return metadata, tuple(rows)
+
+
+class _EntryPointsOnly(Distribution):
+    """Reads entry points as Python does once they are installed: what is shown is what runs."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def read_text(self, filename: str) -> str | None:
+        return self._text if filename == "entry_points.txt" else None
+
+    def locate_file(self, path: object) -> Path:
+        raise NotImplementedError
 
 
 def _text(name: str, archive: zipfile.ZipFile, path: str) -> str:
     if archive.getinfo(path).file_size > _METADATA_FILE_BYTES:
         raise RegistryError(f"{name}: {path} is larger than {_METADATA_FILE_BYTES:,} bytes")
-    return archive.read(path).decode("utf-8", errors="replace")
+    return archive.read(path).decode("utf-8")
 
 
 def _check_requires(name: str, requires: tuple[str, ...]) -> None:

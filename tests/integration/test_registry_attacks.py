@@ -371,6 +371,14 @@ HARMFUL = {
     "evil.pth": "whenever Python starts",
     "acme_maze-1.0.0.data/scripts/pip": "files outside of packages",
     "rollart_core/errors.py": "RollArt's own",
+    ".": "no plain path",
+    "./numpy.py": "no plain path",
+    ".pth": "whenever Python starts",
+    "sitecustomize.py": "whenever Python starts",
+    "usercustomize/__init__.py": "whenever Python starts",
+    "numpy.egg-info/PKG-INFO": "of one distribution",
+    "Other-1.DIST-INFO/entry_points.txt": "of one distribution",
+    "other-1.dist-info/entry_points.txt": "of one distribution",
 }
 
 
@@ -390,6 +398,100 @@ def test_a_wheel_whose_files_are_not_what_its_record_says(tmp_path: Path) -> Non
             archive.writestr(name, data)
     with pytest.raises(RegistryError, match=r"acme_maze/env.py is not what the wheel's RECORD"):
         read_wheel(wheel)
+
+
+def repacked(wheel: Path, change: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w", packing) as archive:
+        for name, data in (inside | change).items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def encrypted(wheel: Path) -> Path:
+    data = bytearray(wheel.read_bytes())
+    for header, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        found = -1
+        while (found := data.find(header, found + 1)) >= 0:
+            data[found + at] |= 1
+    wheel.write_bytes(data)
+    return wheel
+
+
+def garbled(wheel: Path) -> Path:
+    data = bytearray(repacked(wheel, {}, zipfile.ZIP_DEFLATED).read_bytes())
+    with zipfile.ZipFile(wheel) as archive:
+        one = archive.getinfo("acme_maze/env.py")
+    start = one.header_offset + 30 + len(one.filename)
+    data[start : start + one.compress_size] = b"\xff" * one.compress_size
+    wheel.write_bytes(data)
+    return wheel
+
+
+INFO = "acme_maze-1.0.0.dist-info"
+FAULTY: dict[str, tuple[Any, str]] = {
+    "a hash of one letter": (
+        lambda w: repacked(w, {f"{INFO}/RECORD": b"acme_maze/env.py,sha256=a,9\n"}),
+        "no whole wheel",
+    ),
+    "encrypted": (encrypted, "no whole wheel: .*encrypted"),
+    "garbled": (garbled, "no whole wheel: .*decompressing"),
+    "packed another way": (lambda w: repacked(w, {}, zipfile.ZIP_LZMA), "packed as no wheel is"),
+    "not UTF-8": (lambda w: repacked(w, {f"{INFO}/RECORD": b"\xff"}), "no whole wheel"),
+    "a manifest with faults": (
+        lambda w: make_wheel(w.parent, files={"acme_maze/rollart.yaml": "licence: 7\nx: 1\n"}),
+        "rollart.yaml.*; ",
+    ),
+    "a manifest that is none": (
+        lambda w: make_wheel(w.parent, files={"acme_maze/rollart.yaml": "]["}),
+        "not YAML",
+    ),
+    "entry points that are none": (
+        lambda w: make_wheel(w.parent, files={f"{INFO}/entry_points.txt": "[rollart]\nmaze\n"}),
+        "entry_points.txt cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), FAULTY.values(), ids=FAULTY)
+def test_a_wheel_that_cannot_be_read_is_refused(spoil: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=said) as caught:
+        read_wheel(spoil(make_wheel(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["a wheel", "the check"])
+def test_what_one_owner_hands_in_stops_no_other(scene: Scene, tmp_path: Path, fault: str) -> None:
+    scene.add_owner("able")
+    wheel = make_wheel(tmp_path / "able", "able-maze", plugin_id="able/Maze-v1")
+    release = scene.publish(wheel, "able")
+    scene.publish(make_wheel(tmp_path / "more", version="2.0.0"))
+    if fault == "a wheel":
+        handed_in = scene.tree.submissions / "able" / f"{release.sha256}.{release.wheel}"
+        encrypted(handed_in)
+        outcomes = accept(scene.operator())
+    else:
+        outcomes = accept(scene.operator(), recheck=lambda w: {} if "able" in w else passing(w))
+    refused = {o.owner: o.refused for o in outcomes}
+    assert refused["acme"] is None
+    assert f"it waits in {scene.tree.submissions / 'able/able.json'}" in (refused["able"] or "")
+    assert scene.releases() == ["acme-maze 1.0.0", "acme-maze 2.0.0"]
+
+
+HIDDEN = {
+    "[rollart]\nmaze = acme_maze.plugin\n; hidden = os\n": ("rollart", "; hidden", "os"),
+    "[rollart]\nmaze = acme_maze.plugin\n  more = os\n": ("rollart", "more", "os"),
+    "[rollart]\nmaze = acme_maze.plugin\n[rollart]\nx = os\n": ("rollart", "x", "os"),
+}
+
+
+@pytest.mark.parametrize(("text", "hidden"), HIDDEN.items())
+def test_entry_points_are_shown_as_python_will_read_them(
+    text: str, hidden: tuple[str, str, str], tmp_path: Path
+) -> None:
+    wheel = read_wheel(make_wheel(tmp_path, files={f"{INFO}/entry_points.txt": text}))
+    assert wheel.entry_points == tuple(sorted([("rollart", "maze", "acme_maze.plugin"), hidden]))
 
 
 def test_half_a_wheel(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from registry_wheels import Scene, make_scene, make_wheel, passing
 
 from rollart_core.cli import main
+from rollart_core.cli.output import print_columns
 from rollart_core.cli.registry import operating, options, owning
 from rollart_core.community import trust
 from rollart_core.community.client import opened
@@ -151,7 +152,10 @@ def test_what_is_refused_fails_the_command(scene: Scene, run: Run) -> None:
     (folder / "acme.json").write_text("{}")
     code, _, err = run("rollart registry accept registry")
     assert code == 1
-    assert err == "Refused from acme: acme.json is no TUF metadata: Failed to deserialize JSON\n"
+    said = (
+        "Refused from acme: acme.json is no TUF metadata: Failed to deserialize JSON; it waits in "
+    )
+    assert err.startswith(f"{said}registry/submissions/acme/acme.json: ")
     wheel = next(scene.tree.targets.rglob("*.whl"))
     wheel.write_bytes(b"x")
     code, out, _ = run("rollart registry verify registry")
@@ -173,6 +177,12 @@ MISTAKES = {
     "add-owner registry toy --key acme.key.pub": "the name is reserved",
     "add-owner registry new --key acme.key": "is a private key",
     "accept nowhere": "is no registry",
+    "add-owner nowhere new --key acme.key.pub": "is no registry",
+    "accept registry --submissions registry": "is the registry itself",
+    "accept registry --submissions nowhere": "nowhere is no folder",
+    "search --registry http://[::1": "is no registry (Invalid IPv6 URL)",
+    "search --registry ~nosuchuser/x": "is no registry (Could not determine home directory",
+    "install acme/Maze-v1 --json": "give --yes too",
     "refresh nowhere": "nowhere is no registry",
     "sync --lock acme.key": "is no lock: Invalid JSON",
     "refresh registry --role everything": "is no role",
@@ -190,6 +200,37 @@ def test_a_mistake_is_told_in_one_line(scene: Scene, run: Run, line: str, said: 
     assert said in err
     assert err.count("\n") == 1
     assert out == ""
+    assert not Path("nowhere").exists()
+
+
+def test_what_an_owner_signed_moves_no_cursor(scene: Scene, run: Run) -> None:
+    package = {"plugin_id": "acme/Trap-v1", "files": {"acme_trap/rollart.yaml": TRAP}}
+    scene.publish(make_wheel(scene.folder / "dist", "acme-trap", **package))  # type: ignore[arg-type]
+    accepted = run("rollart registry accept registry")
+    shown = run("rollart registry info acme/Trap-v1")
+    found = run("rollart registry search")
+    yanked = run("rollart registry yank acme/Trap-v1@1.0.0 --key acme.key --reason '\x1b[1A\x9b1A'")
+    refused = run("rollart registry accept registry")
+    none_left = run("rollart registry install acme/Trap-v1 --yes")
+    for code, out, err in (accepted, shown, found, yanked, refused, none_left):
+        assert not set(out + err) & {"\x1b", "\x9b", "\x07"}, (code, out, err)
+    assert "\N{REPLACEMENT CHARACTER}[1A" in shown[1]
+    assert "\N{REPLACEMENT CHARACTER}[1A" in none_left[2]
+
+
+def test_a_long_list_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_columns("a\x1b[2J", ("id", "what"), [("b\x07", "c\x9b1A")])
+    assert not set(capsys.readouterr().out) & {"\x1b", "\x9b", "\x07"}
+
+
+TRAP = """\
+contract_version: 2
+licence: "Apache-2.0\\e[8m"
+environments:
+  - id: acme/Trap-v1
+    entry_point: acme_trap.env:Maze
+    summary: "Find the way.\\e[1A\\x9b1A\\a"
+"""
 
 
 @pytest.mark.parametrize("days", ["-1", "0", "nan", "inf", "1e9"])

@@ -15,10 +15,19 @@ from registry_wheels import Scene, make_scene, make_wheel
 
 from rollart_core.community.client import opened
 from rollart_core.community.install import install, sync, trusted_by
-from rollart_core.community.interpreter import Interpreter
-from rollart_core.community.lock import Lock, lock_of, read_lock
+from rollart_core.community.interpreter import Installed, Interpreter
+from rollart_core.community.lock import (
+    Lock,
+    LockedPackage,
+    LockedPresent,
+    LockedRoot,
+    lock_of,
+    merged,
+    read_lock,
+)
 from rollart_core.community.names import parse_wanted
 from rollart_core.community.plan import Plan, make_plan
+from rollart_core.community.state import state_folder
 from rollart_core.community.verify import verify_lock, verify_registry
 from rollart_core.errors import RegistryError
 
@@ -206,6 +215,84 @@ def test_a_wheel_that_would_overwrite_another_package(scene: Scene, tmp_path: Pa
     python = put(fresh(tmp_path / "one"), library(tmp_path / "old", "maze-walls"))
     with pytest.raises(RegistryError, match="'maze_walls', which maze-walls 1"):
         planned(scene, python)
+
+
+def test_a_wheel_that_would_overwrite_a_module(scene: Scene, tmp_path: Path) -> None:
+    scene.publish(make_wheel(tmp_path / "d", files={"walls.cpython-311-darwin.so": ""}))
+    scene.accept()
+    old = make_wheel(tmp_path / "old", "maze-walls", plugin_id=None, files={"walls.py": ""})
+    python = put(fresh(tmp_path / "one"), old)
+    with pytest.raises(RegistryError, match="'walls', which maze-walls 1"):
+        planned(scene, python)
+
+
+def test_wheels_of_one_plan_that_overwrite_each_other(scene: Scene, tmp_path: Path) -> None:
+    files = {"acme_maze/env.py": "class Trap: ..."}
+    scene.publish(make_wheel(tmp_path / "d", "acme-tools", plugin_id="acme/Tool-v1", files=files))
+    scene.publish(make_wheel(tmp_path / "d", requires=["acme-tools"]))
+    scene.accept()
+    with pytest.raises(RegistryError, match="'acme_maze', which acme_tools"):
+        planned(scene, fresh(tmp_path / "one"))
+
+
+def test_a_wheel_of_the_index_that_writes_into_one_of_the_registry(
+    scene: Scene, tmp_path: Path, index: Path
+) -> None:
+    files = {"acme_maze/more.py": ""}
+    make_wheel(index, "maze-walls", plugin_id=None, entry_point=False, files=files)
+    scene.publish(make_wheel(tmp_path / "d", requires=["maze-walls"]))
+    scene.accept()
+    python = fresh(tmp_path / "one")
+    lock = tmp_path / "rollart.lock"
+    with pytest.raises(RegistryError, match="'acme_maze', which maze-walls"):
+        install(planned(scene, python), scene.trusted(), python, lock)
+    assert not lock.exists()
+
+
+HERE = LockedRoot(1, "0" * 64)
+
+
+def a_lock(packages: dict[str, str], present: dict[str, str]) -> Lock:
+    return Lock(
+        registry="file:///ours",
+        root=HERE,
+        ids=("acme/Maze-v1",),
+        packages=tuple(LockedPackage(n, v, "0" * 64, f"{n}.whl") for n, v in packages.items()),
+        present=tuple(LockedPresent(n, v) for n, v in present.items()),
+    )
+
+
+def test_a_lock_does_not_keep_what_was_replaced_since() -> None:
+    old = a_lock({"acme-maze": "1.0", "walls": "1.0", "doors": "1.0"}, {"numpy": "1.0"})
+    new = a_lock({"acme-tools": "1.0"}, {"walls": "2.0", "doors": "1.0", "numpy": "2.0"})
+    both = merged(old, new, Path("rollart.lock"))
+    assert {p.name: p.version for p in both.packages} == {
+        "acme-maze": "1.0",
+        "doors": "1.0",
+        "acme-tools": "1.0",
+    }
+    assert {p.name: p.version for p in both.present} == {"walls": "2.0", "numpy": "2.0"}
+
+
+def test_a_package_without_its_record_is_told(scene: Scene, tmp_path: Path) -> None:
+    installed = Installed("walls", "1.0", (), tmp_path, frozenset({"walls"}), record="")
+    python = Interpreter("python", {"walls": installed}, {}, has_pip=True)
+    with opened(scene.trusted()) as client:
+        (said,) = verify_lock(client, a_lock({"walls": "1.0"}, {}), python)
+    assert said.startswith("walls has no RECORD")
+
+
+@pytest.mark.parametrize("variable", ["ROLLART_CONFIG_DIR", "XDG_CONFIG_HOME"])
+@pytest.mark.parametrize("given", ["config", "~/config", "there/../config"])
+def test_trust_is_kept_under_a_path_that_pip_names_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, given: str
+) -> None:
+    monkeypatch.delenv("ROLLART_CONFIG_DIR")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(variable, given)
+    assert state_folder().is_relative_to(tmp_path / "config")
+    assert ".." not in state_folder().parts
 
 
 def test_a_lock_that_was_changed(scene: Scene, tmp_path: Path) -> None:

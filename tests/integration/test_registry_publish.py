@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import threading
@@ -17,6 +18,7 @@ from rollart_core.community.build import wheel_of
 from rollart_core.community.client import opened
 from rollart_core.community.names import check_owner, owner_of_distribution, parse_wanted
 from rollart_core.community.operator import init
+from rollart_core.community.tree import locked
 from rollart_core.community.wheel import read_wheel
 from rollart_core.errors import RegistryError
 
@@ -95,8 +97,22 @@ def test_a_version_never_changes(scene: Scene, tmp_path: Path, accepted: bool) -
     scene.publish(make_wheel(tmp_path / "dist"))
     if accepted:
         scene.accept()
-    with pytest.raises(RegistryError, match="published already, and a version never changes"):
+    waiting = scene.tree.submissions / "acme/acme.json"
+    said = "published already, and a version never changes" if accepted else "waits already"
+    with pytest.raises(RegistryError, match=said) as caught:
         scene.publish(make_wheel(tmp_path / "other", files={"acme_maze/more.py": ""}))
+    assert (f"remove {waiting}" in str(caught.value)) is not accepted
+
+
+def test_a_refused_version_is_mended_once_its_file_is_removed(scene: Scene, tmp_path: Path) -> None:
+    scene.publish(make_wheel(tmp_path / "dist"))
+    (outcome,) = accept(scene.operator(), recheck=failing)
+    waiting = scene.tree.submissions / "acme/acme.json"
+    assert f"waits in {waiting}" in (outcome.refused or "")
+    waiting.unlink()
+    scene.publish(make_wheel(tmp_path / "mended", files={"acme_maze/more.py": ""}))
+    scene.accept()
+    assert scene.releases() == ["acme-maze 1.0.0"]
 
 
 def test_a_submission_that_was_cut_off_is_none(scene: Scene, tmp_path: Path) -> None:
@@ -211,7 +227,8 @@ def test_an_id_of_the_wrong_form(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["acme", "Ac me", "targets", "rollart-extra", "webshop", "../x", ""]
+    "name",
+    ["acme", "Ac me", "targets", "rollart-extra", "webshop", "../x", "", "new-", "new_", "index"],
 )
 def test_an_owner_that_cannot_be_added(scene: Scene, name: str) -> None:
     public = keys.load_public(keys.public_file(scene.key("acme")))
@@ -219,6 +236,45 @@ def test_an_owner_that_cannot_be_added(scene: Scene, name: str) -> None:
     with pytest.raises(RegistryError, match=r"taken|made of|reserved"):
         scene.operator().add_owner(name, [public])
     assert digest(scene.tree.path) == before
+
+
+def test_an_owner_takes_no_name_of_what_another_has_published(scene: Scene, tmp_path: Path) -> None:
+    scene.publish(make_wheel(tmp_path / "dist"))
+    scene.accept()
+    keys.make_key(tmp_path / "new.key", None)
+    public = keys.load_public(keys.public_file(tmp_path / "new.key"))
+    with pytest.raises(RegistryError, match="'acme' has published 'acme-maze'"):
+        scene.operator().add_owner("acme-maze", [public])
+    assert scene.releases() == ["acme-maze 1.0.0"]
+    scene.operator().add_owner("acme-labs", [public])
+    assert scene.releases() == ["acme-maze 1.0.0"]
+
+
+def test_how_long_signatures_hold_is_changed_under_the_lock(scene: Scene) -> None:
+    policy = scene.folder / "registry-keys/policy.json"
+    before = policy.stat().st_ino
+    scene.operator().set_validity({})
+    assert policy.stat().st_ino == before
+    changing = threading.Thread(target=scene.operator().set_validity, args=[{"timestamp": 3.0}])
+    with locked(scene.tree.path):
+        changing.start()
+        changing.join(timeout=0.3)
+        assert changing.is_alive()
+        policy.write_text(json.dumps(json.loads(policy.read_text()) | {"timestamp_version": 9}))
+    changing.join()
+    found = json.loads(policy.read_text())
+    assert (found["timestamp_version"], found["days"]["timestamp"]) == (9, 3.0)
+
+
+def test_submissions_lie_in_a_folder_of_their_own(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(scene.tree.path)
+    for folder, said in (
+        (tmp_path / "link", "the registry itself"),
+        (tmp_path / "no", "no folder"),
+    ):
+        with pytest.raises(RegistryError, match=said):
+            accept(scene.operator(), folder)
+    assert not (tmp_path / "no").exists()
 
 
 def test_names_that_differ_in_dashes_only_are_one() -> None:
@@ -231,6 +287,7 @@ def test_a_distribution_is_the_longest_owners() -> None:
     assert owner_of_distribution("acme-maze", owners) == "acme"
     assert owner_of_distribution("Acme_Labs.maze", owners) == "acme-labs"
     assert owner_of_distribution("acmemaze", owners) is None
+    assert owner_of_distribution("a-b-c-x", ["a----b", "a-b-c"]) == "a-b-c"
 
 
 def test_an_owner_changes_keys_without_a_gap(scene: Scene, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollart_core import manifest, plugins
+from rollart_core.check.target import open_target
 from rollart_core.contracts.env import EnvSpec, Resources, Timeouts
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.errors import PluginError, UserError
@@ -152,6 +153,20 @@ def test_what_is_no_wheel_is_a_users_error(tmp_path: Path) -> None:
         archive.writestr("acme/rollart.yaml", "licence: 3")
     with pytest.raises(UserError, match=r"b\.whl: acme/rollart\.yaml: contract_version"):
         manifest.read_wheel_manifests(tmp_path / "b.whl")
+
+
+@pytest.mark.parametrize(("at", "byte"), [("data", 0xFF), ("flags", 1)], ids=["garbled", "secret"])
+def test_a_wheel_that_cannot_be_unpacked(tmp_path: Path, at: str, byte: int) -> None:
+    wheel = tmp_path / "acme_maze-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("acme/rollart.yaml", "licence: MIT" * 9)
+    data = bytearray(wheel.read_bytes())
+    data[30 + len("acme/rollart.yaml") if at == "data" else data.index(b"PK\1\2") + 8] = byte
+    wheel.write_bytes(data)
+    with pytest.raises(UserError, match="cannot be read as a wheel"):
+        manifest.read_wheel_manifests(wheel)
+    with pytest.raises(UserError, match="cannot be read as a wheel"):
+        open_target(str(wheel), tmp_path / "scratch")
 
 
 @pytest.fixture

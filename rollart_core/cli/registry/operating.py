@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollart_core.cli.output import print_json
+from rollart_core.cli.output import print_json, visible
 from rollart_core.cli.registry.options import (
     URL,
     FingerprintOption,
@@ -126,7 +126,7 @@ def accept(
                 what = ", ".join(map(release_line, (*outcome.added, *outcome.changed)))
                 typer.echo(f"Accepted from {outcome.owner}: {what or 'a new signature'}.")
             else:
-                typer.echo(f"Refused from {outcome.owner}: {outcome.refused}", err=True)
+                typer.echo(visible(f"Refused from {outcome.owner}: {outcome.refused}"), err=True)
         if not outcomes:
             typer.echo("Nothing was handed in.")
     if any(outcome.refused is not None for outcome in outcomes):

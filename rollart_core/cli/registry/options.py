@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollart_core.cli.output import visible
 from rollart_core.errors import RegistryError
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ def signer_at(key: Path) -> CryptoSigner:
 
 def release_line(release: Release) -> str:
     """Return a release in one line."""
-    return f"{release} (yanked: {release.yanked})" if release.yanked is not None else str(release)
+    line = f"{release} (yanked: {release.yanked})" if release.yanked is not None else str(release)
+    return visible(line)
 
 
 def number_of(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollart_core.cli.output import print_json
+from rollart_core.cli.output import print_json, visible
 from rollart_core.cli.registry.options import (
     URL,
     FingerprintOption,
@@ -88,7 +88,7 @@ def publish(
     if as_json:
         print_json({"submission": str(publisher.folder), "release": release.as_dict()})
         return
-    typer.echo(f"Handed in {release}: {', '.join(release.ids)}; check {release.check}.")
+    typer.echo(visible(f"Handed in {release}: {', '.join(release.ids)}; check {release.check}."))
     typer.echo(f"It is in {publisher.folder}; the operator makes it public with accept.")
 
 

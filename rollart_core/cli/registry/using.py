@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollart_core.cli.output import print_json, print_table
+from rollart_core.cli.output import print_json, print_table, visible
 from rollart_core.cli.registry.options import (
     URL,
     FingerprintOption,
@@ -26,6 +26,7 @@ from rollart_core.cli.registry.options import (
     number_of,
     trusted_registry,
 )
+from rollart_core.errors import RegistryError
 
 if TYPE_CHECKING:
     from rollart_core.community.interpreter import Interpreter
@@ -53,7 +54,7 @@ def search(
         print_json({"releases": [r.as_dict() for r in found], "refused": refused})
         return
     for owner, reason in refused.items():
-        typer.echo(f"Not shown: {owner}: {reason}", err=True)
+        typer.echo(visible(f"Not shown: {owner}: {reason}"), err=True)
     rows = [(i.id, r.version, i.summary or r.summary, r.licence) for r in found for i in r.provides]
     if rows:
         print_table("", ("id", "version", "what", "licence"), rows)
@@ -108,6 +109,8 @@ def install(
     from rollart_core.community.plan import make_plan
 
     wanted = parse_wanted(plugin_id)
+    if as_json and not yes:
+        raise RegistryError("--json shows no plan to agree to: give --yes too, or leave --json out")
     trusted = trusted_registry(registry, root, fingerprint, yes)
     interpreter = _interpreter(python)
     with opened(trusted) as client:
@@ -175,7 +178,7 @@ def verify(
     if as_json:
         print_json({"ok": not wrong, "differences": wrong})
     else:
-        typer.echo("\n".join(f"Differs: {line}" for line in wrong) or said)
+        typer.echo("\n".join(f"Differs: {visible(line)}" for line in wrong) or said)
     if wrong:
         raise typer.Exit(1)
 
@@ -217,5 +220,5 @@ def _show_plan(plan: Plan, python: str) -> None:
     if rows:
         print_table("from your index", ("", "", ""), rows)
     if plan.replaces:
-        typer.echo(f"Replaces {', '.join(plan.replaces)}.")
+        typer.echo(visible(f"Replaces {', '.join(plan.replaces)}."))
     typer.echo(f"Into {python}.")
