@@ -132,7 +132,8 @@ class TorchOps:
             result = weights.to(values.dtype) @ values
         else:
             result = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        return result.view(num, s.num_kv_heads, width, group * s.head_dim)
+        # some kernels of CUDA give their rows before their heads, which no view can be made of
+        return result.reshape(num, s.num_kv_heads, width, group * s.head_dim)
 
     def _gather(
         self,

@@ -64,6 +64,8 @@ class RankArgs:
     world_size: int
     store: str
     """``host:port`` of the store by which the ranks find each other."""
+    own_devices: bool = False
+    """Whether its process sees the devices that it has, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def build_trainer(
             ranks.world_size,
             device=model.device,
             timeout_s=config.collective_timeout_s or process_group.TIMEOUT_S,
+            own_devices=ranks.own_devices,
         )
     return Trainer(
         config,

@@ -12,6 +12,7 @@ say so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ class PartsRuntime(ABC):
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Part | None = None
         self._teachers: list[RemoteEngine] = []
-        self._of_class: dict[int, list[int]] = {}
+        self._of_class: dict[int, dict[int, int]] = {}  # engines of one: index -> number
         failures = run.config.failures
         self.tell: Tell = nobody_listens
         """Keeps what becomes of parts: in a run, the journal."""
@@ -80,7 +81,7 @@ class PartsRuntime(ABC):
     """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
 
     has_own_devices = False
-    """Whether an engine's process sees the devices that it has, and no others."""
+    """Whether a part's process sees the devices that it has, and no others."""
 
     @abstractmethod
     async def connect(self) -> Sequence[Pool]:
@@ -150,6 +151,7 @@ class PartsRuntime(ABC):
                 },
             },
             host=self.trainer_host,
+            own_devices=self.has_own_devices,
             watch=self.heartbeat.watch,
         )
         await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
@@ -280,8 +282,10 @@ class PartsRuntime(ABC):
         """
         raise UserError(f"no further {role} can join with runtime: {self.config.runtime.kind}")
 
-    async def free_room(self, role: str, index: int) -> None:  # noqa: B027 - kept where it is free
-        """Give up the room of a part that has left for good."""
+    async def free_room(self, role: str, index: int) -> None:
+        """Give up the room, and the number, of a part that has left for good."""
+        for numbers in self._of_class.values() if role == "engine" else ():
+            numbers.pop(index, None)
 
     def gauges(self) -> dict[str, float]:
         """Return what there is now, and what it has to do, as metrics."""
@@ -376,10 +380,10 @@ class PartsRuntime(ABC):
         return RemoteEngine(new_part, arguments, pool=pool, care=care)
 
     def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:
-        """Return which of its class an engine is, from 0."""
-        mine = self._of_class.setdefault(id(plugin), [])
-        mine.append(index)
-        return len(mine) - 1
+        """Return which of its class an engine is: the smallest number that no other one has."""
+        mine = self._of_class.setdefault(id(plugin), {})
+        taken = set(mine.values())
+        return mine.setdefault(index, next(n for n in itertools.count() if n not in taken))
 
     def new_restarts(self) -> Restarts:
         """Return how often one engine may be started again."""

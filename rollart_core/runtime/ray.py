@@ -12,6 +12,7 @@ or starts anything on a node that lacks what the part needs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from rollart_core.runtime.ray_pools import Node, Seat
 
 LOOK_S = 1.0
 """Between two looks at the cluster's head."""
+REMOVE_S = 10.0
+"""For a node to remove what a run has left in its memory."""
 
 
 class RayRuntime(PartsRuntime):
@@ -55,6 +58,7 @@ class RayRuntime(PartsRuntime):
         self._berths: dict[tuple[str, int], Berth] = {}
         self._parts: WeakSet[RayPart] = WeakSet()
         self._location: str | None = None
+        self._sharing: Node | None = None  # where the trainer keeps weights in memory
         self._checks: NodeChecks | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -84,7 +88,7 @@ class RayRuntime(PartsRuntime):
         except ConfigError as e:
             faults = str(e).splitlines()
         if self._cluster.is_own and all(pool.device == "cpu" for pool in self._pools):
-            self.trainer_host = "127.0.0.1"  # on CUDA ranks would count the machine's devices there
+            self.trainer_host = "127.0.0.1"
         self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
         refuse([*faults, *await self._checks.versions(nodes)])
         return [ray_pools.contract(pool, self._classes) for pool in self._pools]
@@ -112,7 +116,9 @@ class RayRuntime(PartsRuntime):
         classes = [seat.pool for seat in seats if seat.role == "engine"]
         refuse(await self._checks.parts(nodes, classes, self._shared))
         trainer = nodes["trainer"][0]
-        if reach == "network" and trainer.address != nodes["engine"][0].address:
+        if reach == "machine":
+            self._sharing = trainer
+        if reach == "network" and self._may_be_elsewhere(trainer, nodes["engine"]):
             self._location = await self._address_of_weights(trainer)
 
     def weights_location(self) -> str:
@@ -167,6 +173,7 @@ class RayRuntime(PartsRuntime):
 
     async def free_room(self, role: str, index: int) -> None:
         """Give up the seat of a part that has left for good."""
+        await super().free_room(role, index)
         berth = self._berths.pop((role, index), None)
         if berth is not None and all(b.group is not berth.group for b in self._berths.values()):
             self._cluster.release(berth.group)
@@ -178,10 +185,31 @@ class RayRuntime(PartsRuntime):
             await asyncio.gather(self._watching, return_exceptions=True)
         try:
             await super().close()
+            await self._remove_shared()
         finally:
             self._cluster.close()
 
     # Inside
+
+    async def _remove_shared(self) -> None:
+        """Remove what trainer and engines shared in the memory of a machine that is not this one.
+
+        A node that does not answer, or is gone, keeps it.
+        """
+        node, self._sharing = self._sharing, None
+        if node is None or self._cluster.is_own or self._cluster.lost:
+            return
+        question = ray_nodes.ask_to_remove(str(self._shared))
+        with contextlib.suppress(Exception):
+            await self._cluster.ask(question, [node], REMOVE_S)
+
+    def _may_be_elsewhere(self, trainer: Node, engines: Sequence[Node]) -> bool:
+        """Return whether an engine is, or can come to be, on another machine than the trainer."""
+        names = {berth.seat.pool for (r, _), berth in self._berths.items() if r == "engine"}
+        pools = [pool for pool in self._pools if pool.name in names]
+        nodes = self._cluster.nodes()
+        able = [node for pool in pools for node in ray_pools.of_pool(pool, nodes)]
+        return any(node.address != trainer.address for node in (*engines, *able))
 
     def _num_parts(self) -> dict[str, int]:
         config = self._ray

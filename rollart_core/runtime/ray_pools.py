@@ -105,6 +105,11 @@ def checked(declared: Sequence[RayPool], nodes: Sequence[Node]) -> list[RayPool]
     return pools
 
 
+def of_pool(pool: RayPool, nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that have a device of a pool, which is one of those that were checked."""
+    return [node for node in nodes if _is_of(pool, node) and _fits(pool, node)]
+
+
 def contract(pool: RayPool, classes: Mapping[str, int] = _NO_CLASSES) -> Pool:
     """Return a pool as hardware mappers see it.
 

@@ -39,6 +39,7 @@ class TrainerGroup:
         num_ranks: How many.
         kwargs: Arguments of :func:`rollart_core.runtime.parts.build_trainer`, for all ranks alike.
         host: Where the other ranks reach rank 0; None: the address of the machine it is on.
+        own_devices: Whether each rank's process sees the devices that it has, and no others.
         watch: Gets each rank once it is built; pings, for one.
     """
 
@@ -49,12 +50,14 @@ class TrainerGroup:
         kwargs: Mapping[str, Any],
         *,
         host: str | None = None,
+        own_devices: bool = False,
         watch: Callable[[Part], None] = lambda part: None,
     ) -> None:
         self._watch = watch
         self._new_part = new_part
         self._kwargs = kwargs
         self._host = host
+        self._own_devices = own_devices
         self._num_ranks = num_ranks
         self._parts: list[Part] = []
         self._lost: str | None = None
@@ -90,7 +93,7 @@ class TrainerGroup:
         store = await self._on_first(OPEN_STORE, self._host)
 
         def build(rank: int, part: Part) -> Awaitable[Any]:
-            ranks = RankArgs(rank, self._num_ranks, store)
+            ranks = RankArgs(rank, self._num_ranks, store, self._own_devices)
             return part.call("__build__", BUILD, {**self._kwargs, "ranks": ranks})
 
         await self._on_all(build)

@@ -157,7 +157,7 @@ def replace_folder(path: Path, write: Callable[[Path], None]) -> None:
 
 def _remove_halves(parent: Path) -> None:
     """Remove checkpoints that ranks which were killed have left half written."""
-    for folder in parent.glob(".*.part"):
+    for folder in (path for path in parent.glob(".*.part") if path.is_dir()):
         names = [p.name for p in folder.iterdir()]
         if all(n.endswith((".distcp", ".tmp")) or n in {".metadata", CHECKSUMS} for n in names):
             shutil.rmtree(folder, ignore_errors=True)

@@ -46,7 +46,13 @@ def open_store(host: str | None = None) -> str:
 
 
 def join(
-    store: str, rank: int, world_size: int, *, device: str = "cpu", timeout_s: float = TIMEOUT_S
+    store: str,
+    rank: int,
+    world_size: int,
+    *,
+    device: str = "cpu",
+    timeout_s: float = TIMEOUT_S,
+    own_devices: bool = False,
 ) -> None:
     """Join the group and wait until all ranks have.
 
@@ -56,13 +62,14 @@ def join(
         world_size: How many ranks there are.
         device: ``cpu``, ``cuda`` or ``auto``.
         timeout_s: A collective call that takes longer fails.
+        own_devices: Whether this process sees the devices that it has, and no others; else all
+            ranks share those of this machine.
 
     Raises:
-        ConfigError: When this machine alone has to give every rank a CUDA device, and cannot.
+        ConfigError: When the ranks share the devices of a machine that has too few of them.
     """
     host, _, port = store.rpartition(":")
-    is_here = host.startswith("127.")
-    _talk_over(host if is_here else own_address())
+    _talk_over(host if host.startswith("127.") else own_address())
     meeting = _stores[0] if rank == 0 else _store(host, int(port))
     # Some come late: each imports torch at its own pace. Later calls have a limit of their own.
     meeting.set(f"here/{rank}", "")
@@ -70,7 +77,7 @@ def join(
     use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if use_cuda:
         num_devices = torch.cuda.device_count()
-        if is_here and world_size > num_devices:
+        if not own_devices and world_size > num_devices:
             raise ConfigError(
                 f"runtime.num_trainer_ranks: {world_size} ranks on CUDA need a device each; this "
                 f"machine has {num_devices}"

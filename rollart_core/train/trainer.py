@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -85,6 +86,8 @@ class Trainer:
         seed: int = 0,
         beside: Beside = ALONE,
     ) -> None:
+        if deterministic:  # cuBLAS reads it at its first use, and some torch wants it said
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.manual_seed(seed)
         self._config = config
         self._algorithm = algorithm

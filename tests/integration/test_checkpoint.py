@@ -70,8 +70,9 @@ def test_what_a_killed_trainer_left_half_written_is_removed(
     for name, content in ((".v1.part", "__0_0.distcp"), (".other.part", "notes")):
         (tmp_path / name).mkdir()
         (tmp_path / name / content).write_text("half")
+    (tmp_path / ".file.part").write_text("somebody else's")
     make_trainer(model_path).save(str(tmp_path / "v2"), policy_version=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.part", "v2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".file.part", ".other.part", "v2"]
 
 
 def test_what_is_no_checkpoint_or_of_another_model_is_named(

@@ -70,6 +70,20 @@ def test_it_keeps_the_contract(qwen3):
     assert [r for r in results if r.outcome != "PASS"] == []
 
 
+def test_attention_may_come_with_its_rows_before_its_heads(qwen3, monkeypatch):
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def transposed(*args, **kwargs):
+        return plain(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", transposed)
+    model, folder = qwen3
+    ids = prompt(3, 40)
+    request = GenerateRequest("a", ids, 12, temperature=0.0)
+    result = serve(engine(folder, kernels("torch"), device="cpu"), lambda e: e.generate(request))
+    assert_logprobs(model, ids, result)
+
+
 CASES = [(f, w) for f in ("qwen3", "qwen2", "llama") for w in ("native", "torch")]
 
 

@@ -1,6 +1,7 @@
 """The trainer on tiny random models: the roads agree, it learns, and luck has no part in it."""
 
 import math
+import os
 import pickle
 from pathlib import Path
 from typing import cast
@@ -178,6 +179,21 @@ def test_deterministic_losses_are_equal_bit_for_bit_in_any_order_of_arrival(
 
     assert losses(reverse=False) == losses(reverse=True)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_only_a_deterministic_trainer_tells_cublas_so(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, "")  # or it would not be as before afterwards
+    monkeypatch.delenv(name)
+    make_trainer(model_path)
+    assert name not in os.environ
+    make_trainer(model_path, deterministic=True)
+    assert os.environ[name] == ":4096:8"
+    monkeypatch.setenv(name, ":16:8")
+    make_trainer(model_path, deterministic=True)
+    assert os.environ[name] == ":16:8"
 
 
 def test_training_raises_the_probability_of_what_was_rewarded(model_path: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from openai_server import OpenAIServer
 from safetensors.torch import load_file
 
 from rollart_core import registry
+from rollart_core.boxes.owner import stamp
 from rollart_core.config_load import load_mapping
 from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
@@ -109,7 +110,9 @@ class VllmServer(OpenAIServer):
     async def _rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["method"] == "reload_weights"
-        tensors = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
+        folder = Path(body["kwargs"]["weights_path"])
+        index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        tensors = {name: load_file(folder / file)[name] for name, file in index.items()}
         version = self.loaded.version + 1
         self.loaded.publish(version, tensors.items())
         await self._engine.load_weights(version)
@@ -258,16 +261,61 @@ def test_one_server_is_one_engine_and_what_killed_ones_left_is_removed(
     with pytest.raises(ConfigError, match=r"runtime\.num_engines: one vLLM server is one engine"):
         VllmEngine(model_path=model, channel=Held(), base_url=server.url, engine_index=1)
     VllmEngine(model_path=model, base_url=server.url, engine_index=1)  # weights stay: no matter
-    orphan, alive = (
-        tmp_path / "rollart-vllm-999999999-a",
-        tmp_path / f"rollart-vllm-{os.getpid()}-b",
+    here = stamp().split("-")[0]
+    orphan, alive, elsewhere = (
+        tmp_path / f"rollart-vllm-{here}-999999999-1-a",
+        tmp_path / f"rollart-vllm-{stamp()}b",
+        tmp_path / "rollart-vllm-00000000-999999999-1-c",
     )
-    for folder in (orphan, alive, tmp_path / "rollart-vllm-notes"):
+    for folder in (orphan, alive, elsewhere, tmp_path / "rollart-vllm-notes"):
         folder.mkdir()
     it = engine(server, model, Held(), weights_dir=str(tmp_path))
     it._new_folder()
     asyncio.run(it.close())
-    assert {path.name for path in tmp_path.iterdir()} == {alive.name, "rollart-vllm-notes"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        alive.name,
+        elsewhere.name,
+        "rollart-vllm-notes",
+    }
+
+
+def test_weights_that_cannot_be_written_cost_the_engine(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    async def go() -> None:
+        it = engine(server, model, Held(other_weights(model), 1), weights_dir=f"{tmp_path}/file/w")
+        await it.start()
+        try:
+            with pytest.raises(EngineDied, match="new weights cannot be written to"):
+                await it.load_weights(1)
+            with pytest.raises(EngineDied, match="cannot be written"):
+                await it.generate(asked("a"))
+        finally:
+            await it.close()
+
+    asyncio.run(go())
+
+
+def test_a_mixture_is_written_under_the_names_of_its_files(tmp_path: Path) -> None:
+    config = {"architectures": ["Qwen3MoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stacked = torch.arange(24.0).view(2, 4, 3)
+    channel = Held([("m.experts.gate_up_proj", stacked), ("m.norm.weight", torch.ones(3))], 1)
+    it = VllmEngine(
+        model_path=str(tmp_path),
+        channel=channel,
+        base_url="http://127.0.0.1:9/v1",
+        weights_dir=str(tmp_path / "w"),
+    )
+    incoming, folder = it._written(channel, 1)
+    found = load_file(folder / "model-00001.safetensors")
+    experts = {f"m.experts.{n}.{half}_proj.weight" for n in (0, 1) for half in ("gate", "up")}
+    assert set(found) == {*experts, "m.norm.weight"}
+    assert torch.equal(found["m.experts.1.up_proj.weight"], stacked[1, 2:])
+    assert incoming.num_bytes == stacked.nbytes + 12
+    asyncio.run(it.close())
 
 
 def test_nobody_there_is_waited_for_and_then_a_mistake(model: str) -> None:

@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from weight_ends import TENSORS, assert_equal, assert_holds, elsewhere, end, shifted
 
+from rollart_plugins.weights import group
 from rollart_plugins.weights.collective import ADDRESS_FILE, CollectiveChannel
 
 LIMIT_S = 5.0
@@ -225,3 +227,25 @@ def test_without_cuda_nccl_says_so(ends):
     writer, reader = ends(backend="nccl"), ends(backend="nccl")
     writer.publish(1, TENSORS.items())
     assert_holds(reader, 1)  # the group could not be made; its own connection could
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_a_group_of_nccls_never_ends_the_process_it_is_in(monkeypatch, before):
+    """The watchdog of such a group reads the variable when the group is made."""
+    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", []
+    monkeypatch.setenv(name, before or "")
+    if before is None:
+        monkeypatch.delenv(name)
+
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, *_):
+            seen.append(os.environ.get(name))
+
+    monkeypatch.setattr(group.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(group.dist, "ProcessGroupNCCL", Group, raising=False)
+    place = group.Membership("g", 0, 2)
+    group.BroadcastGroup(torch.distributed.HashStore(), place, "nccl", "127.0.0.1", 5.0)
+    assert seen == ["2"]
+    assert os.environ.get(name) == before

@@ -33,6 +33,8 @@ class RankPart:
         if not self.alive:
             raise PartDied(f"the {self.name} process is gone")
         self.calls.append(method)
+        if method == "__build__":
+            self.ranks = args[1]["ranks"]
         if method in {"__build__", "close"}:
             return None
         if method == trainer_group.OPEN_STORE:
@@ -166,3 +168,19 @@ def test_each_rank_is_handed_over_once_it_is_built(num_ranks: int):
         await group.close()
 
     asyncio.run(main())
+
+
+def test_each_rank_hears_whether_its_devices_are_its_own() -> None:
+    async def main() -> list[bool]:
+        parts: list[RankPart] = []
+
+        def new_part(rank: int) -> RankPart:
+            parts.append(RankPart(rank, lambda part, method: None))
+            return parts[-1]
+
+        group = TrainerGroup(new_part, 2, {}, own_devices=True)
+        await group.start()
+        await group.close()
+        return [part.ranks.own_devices for part in parts]
+
+    assert asyncio.run(main()) == [True, True]

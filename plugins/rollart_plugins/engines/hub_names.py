@@ -9,8 +9,10 @@ copies a tensor, or touches a model it does not know.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +24,31 @@ _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 def as_in_files(
     tensors: Iterable[tuple[str, torch.Tensor]], architectures: Sequence[str]
-) -> list[tuple[str, torch.Tensor]]:
-    """Return tensors as the files of such a model have them.
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors as the files of such a model have them.
 
     Args:
         tensors: Under transformers' names.
         architectures: As the model's ``config.json`` says.
     """
-    if not SPLIT.intersection(architectures):
-        return list(tensors)
-    return [one for name, tensor in tensors for one in _split(name, tensor)]
+    is_split = not SPLIT.isdisjoint(architectures)
+    for name, tensor in tensors:
+        if is_split:
+            yield from _split(name, tensor)
+        else:
+            yield name, tensor
+
+
+def model_config(path: str) -> dict[str, Any]:
+    """Return the ``config.json`` of a model, by its folder or its hub id."""
+    file = Path(path) / "config.json"
+    if file.is_file():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    from transformers import AutoConfig
+
+    given: dict[str, Any] = AutoConfig.from_pretrained(path).to_dict()
+    return given
 
 
 def _split(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

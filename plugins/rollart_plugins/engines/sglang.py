@@ -20,10 +20,10 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollart_core.contracts.inference import (
     EngineStats,
@@ -37,7 +37,7 @@ from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.hub_names import as_in_files
-from rollart_plugins.engines.incoming import fetch
+from rollart_plugins.engines.incoming import Incoming, fetch
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.sglang_checks import ModelFacts, Needs, check_server, model_facts
 from rollart_plugins.engines.sglang_client import SGLangClient
@@ -49,6 +49,9 @@ from rollart_plugins.engines.sglang_server import (
     launch_environment,
 )
 from rollart_plugins.engines.sglang_weights import WeightRoad, new_road
+
+if TYPE_CHECKING:
+    import torch
 
 _ASK_AGAIN_S = 0.2
 _ABORT_AGAIN_S = 0.5
@@ -362,7 +365,8 @@ class SGLangEngine(InferenceEngine):
         Raises:
             LookupError: When the channel holds neither that version nor a newer one.
             ValueError: When the tensors do not fit the model, or are damaged; the old ones stay.
-            EngineDied: When the server does not take them: nobody knows what it holds then.
+            EngineDied: When the server does not take them (nobody knows what it holds then), or
+                they cannot be written where it would read them.
         """
         client, road, channel = self._ready(), self._road, self._channel
         assert road is not None
@@ -370,10 +374,12 @@ class SGLangEngine(InferenceEngine):
             raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
         async with self._swap_lock:
             moved = -channel.moved_bytes
-            incoming = await asyncio.to_thread(fetch, channel, policy_version, None)
-            tensors = as_in_files(incoming.tensors, self._facts.architectures)
-            self._facts.check_fit(tensors)
-            ready = await asyncio.to_thread(road.prepare, tensors)
+            try:
+                incoming, ready = await asyncio.to_thread(
+                    self._prepared, channel, road, policy_version
+                )
+            except InferenceFailure as e:
+                raise self._without_weights(str(e)) from e
             tag = self._tag(incoming.policy_version)
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
@@ -405,9 +411,35 @@ class SGLangEngine(InferenceEngine):
                 if not self._paused:
                     await self._or_death(client.post(dialect.CONTINUE))
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
-            why = first_line(str(e)) or f"it did not take them within {self._config.update_s:g} s"
-            self._die(f"new weights failed: {why}")
-            raise EngineDied(self._death.result(), boundary="load_weights") from e
+            late = f"it did not take them within {self._config.update_s:g} s"
+            raise self._without_weights(str(e) or late) from e
+
+    def _without_weights(self, why: str) -> EngineDied:
+        self._die(f"new weights failed: {first_line(why)}")
+        return EngineDied(self._death.result(), boundary="load_weights")
+
+    def _prepared(
+        self, channel: WeightChannel, road: WeightRoad, policy_version: int
+    ) -> tuple[Incoming, Any]:
+        """Fetch weights, and prepare each tensor for the road as it comes; in a thread."""
+        ready: list[Any] = []
+
+        def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+            shapes: dict[str, tuple[int, ...]] = {}
+            num_bytes = 0
+
+            def seen() -> Iterator[tuple[str, torch.Tensor]]:
+                nonlocal num_bytes
+                for name, tensor in as_in_files(tensors, self._facts.architectures):
+                    shapes[name] = tuple(tensor.shape)
+                    num_bytes += tensor.nbytes
+                    yield name, tensor
+                self._facts.check_fit(shapes)
+
+            ready[:] = [road.prepare(seen())]
+            return num_bytes
+
+        return fetch(channel, policy_version, stage), ready[0]
 
     def _tag(self, policy_version: int) -> str:
         return f"{policy_version}/{os.getpid()}.{next(self._tags)}"

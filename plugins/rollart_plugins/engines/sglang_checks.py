@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.hub_names import model_config
 from rollart_plugins.engines.sglang_client import SGLangClient
-
-if TYPE_CHECKING:
-    import torch
 
 PROBES = (
     "The quick brown fox jumps over 13 lazy dogs; it cost $4.56 (or 7e-8)!",
@@ -40,11 +37,10 @@ class ModelFacts:
     """Of its parameters; empty where the model is no local folder of safetensors."""
     tokenizer: ChatTokenizer | None = None
 
-    def check_fit(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raise ValueError when these are not this model's parameters."""
+    def check_fit(self, given: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError when these are not the shapes of this model's parameters."""
         if not self.shapes:
             return
-        given = {name: tuple(tensor.shape) for name, tensor in tensors}
         for name, shape in given.items():
             known = self.shapes.get(name)
             if known is not None and known != shape:
@@ -84,7 +80,7 @@ def model_facts(path: str) -> ModelFacts:
     """
     tokenizer = load_tokenizer(path)
     folder = Path(path)
-    config = _config(path)
+    config = model_config(path)
     vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return ModelFacts(
         vocab_size=int(vocab_size or tokenizer.vocab_size),
@@ -174,17 +170,6 @@ async def _tokenizer_trouble(
         if answer["tokens"] != model.tokenizer.encode(text):
             return f"has another tokenizer than the run's model: {text[:20]!r}... differs"
     return None
-
-
-def _config(path: str) -> dict[str, Any]:
-    file = Path(path) / "config.json"
-    if file.is_file():
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
-    from transformers import AutoConfig
-
-    given: dict[str, Any] = AutoConfig.from_pretrained(path).to_dict()
-    return given
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

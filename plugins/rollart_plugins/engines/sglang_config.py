@@ -55,7 +55,8 @@ class SGLangConfig(BaseModel):
     """For ``disk``: where; none: a temporary folder of this machine."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """For ``distributed``: what carries the broadcast; ``auto``: nccl where the server is on CUDA,
-    else gloo."""
+    on another machine (``url``, and a ``host`` that is not the loopback address), else gloo. NCCL
+    refuses two ranks on one GPU, so ``nccl`` is refused for servers that are launched."""
     host: str = "127.0.0.1"
     """For ``distributed``: the address of this machine as the server sees it."""
     bucket_bytes: PositiveInt = 256 * 2**20
@@ -100,6 +101,16 @@ class SGLangConfig(BaseModel):
         for key, why in self._idle():
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
                 raise ValueError(f"{key} has no effect with {why}; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _nccl_has_two_gpus(self) -> Self:
+        if self.backend == "nccl" and not self.url:
+            raise ValueError(
+                "backend: nccl is for servers that run already (url): one that is launched here "
+                "shares its first GPU with the engine's process, which NCCL refuses; take gloo, "
+                "or weight_road: tensor"
+            )
         return self
 
     def missing(self) -> dict[str, str]:

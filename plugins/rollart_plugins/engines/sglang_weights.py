@@ -16,12 +16,11 @@ import contextlib
 import os
 import pickle
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed
@@ -32,10 +31,7 @@ from rollart_plugins.engines.sglang_checks import ServerFacts
 from rollart_plugins.engines.sglang_client import SGLangClient
 from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import free_port
-
-Named: TypeAlias = tuple[str, torch.Tensor]
-
-_PREFIX = "rollart-sglang"
+from rollart_plugins.engines.weight_files import Named, new_room, write_model, written
 
 dist: Any = torch.distributed  # what it exports is not typed
 
@@ -44,8 +40,13 @@ class WeightRoad(ABC):
     """One way for weights to a server."""
 
     @abstractmethod
-    def prepare(self, tensors: Sequence[Named]) -> Any:
-        """Do what can be done while tokens are generated; in a thread."""
+    def prepare(self, tensors: Iterable[Named]) -> Any:
+        """Do what can be done while tokens are generated; in a thread.
+
+        Raises:
+            InferenceFailure: When this machine cannot.
+            Exception: Whatever ``tensors`` raises; nothing is left of them then.
+        """
 
     @abstractmethod
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
@@ -66,26 +67,28 @@ class WeightRoad(ABC):
 class DiskRoad(WeightRoad):
     """A model folder for each version: config and tokenizer linked, the weights written."""
 
-    def __init__(self, client: SGLangClient, model: Path, folder: str | None) -> None:
-        self._client, self._model = client, model
-        _remove_orphans(Path(folder or tempfile.gettempdir()))
-        self._home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-", dir=folder))
-        self._home.chmod(0o755)  # the server may be somebody else's
+    def __init__(
+        self, client: SGLangClient, model: Path, folder: str | None, bucket_bytes: int
+    ) -> None:
+        self._client, self._model, self._bucket_bytes = client, model, bucket_bytes
+        self._home = new_room("sglang", folder)
         self._num_written = 0
         self._in_use: Path | None = None
 
-    def prepare(self, tensors: Sequence[Named]) -> Path:
-        """Write the folder."""
-        from safetensors.torch import save_file
-
+    def prepare(self, tensors: Iterable[Named]) -> Path:
+        """Write the folder; see :meth:`WeightRoad.prepare`."""
         self._num_written += 1
         folder = self._home / str(self._num_written)
-        folder.mkdir()
-        for file in self._model.glob("*.json"):
-            if not file.name.endswith(".index.json"):
-                shutil.copy(file, folder / file.name)
-        plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors}
-        save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
+        try:
+            with written(folder):
+                folder.mkdir()
+                for file in self._model.glob("*.json"):
+                    if not file.name.endswith(".index.json"):
+                        shutil.copy(file, folder / file.name)
+            write_model(folder, tensors, self._bucket_bytes)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return folder
 
     async def send(self, ready: Path, tag: str, *, keep_kv: bool) -> None:
@@ -112,17 +115,17 @@ class _Session:
     def __init__(self, client: SGLangClient, bucket_bytes: int) -> None:
         self.client, self._bucket_bytes = client, bucket_bytes
 
-    def buckets(self, tensors: Iterable[Named]) -> list[list[Named]]:
-        """Return the tensors in lists of about the size of a bucket."""
-        found: list[list[Named]] = [[]]
+    def buckets(self, tensors: Iterable[Named]) -> Iterator[list[Named]]:
+        """Yield the tensors in lists of about the size of a bucket; one at the least."""
+        bucket: list[Named] = []
         size = 0
         for name, tensor in tensors:
-            if found[-1] and size + tensor.nbytes > self._bucket_bytes:
-                found.append([])
-                size = 0
-            found[-1].append((name, tensor))
+            if bucket and size + tensor.nbytes > self._bucket_bytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, tensor))
             size += tensor.nbytes
-        return found
+        yield bucket
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
@@ -147,7 +150,7 @@ class TensorRoad(WeightRoad):
     def __init__(self, client: SGLangClient, tp_size: int, bucket_bytes: int) -> None:
         self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
 
-    def prepare(self, tensors: Sequence[Named]) -> list[str]:
+    def prepare(self, tensors: Iterable[Named]) -> list[str]:
         """Pickle; a view takes the memory of all it is a view of with it, a clone does not."""
         return [
             base64.b64encode(
@@ -180,10 +183,10 @@ class DistributedRoad(WeightRoad):
         self._group: Any = None
         self._name = ""
 
-    def prepare(self, tensors: Sequence[Named]) -> list[list[Named]]:
+    def prepare(self, tensors: Iterable[Named]) -> list[list[Named]]:
         """Bring the tensors to where they are broadcast from."""
-        moved = [(name, t.detach().to(self._device).contiguous()) for name, t in tensors]
-        return self._session.buckets(moved)
+        moved = ((name, t.detach().to(self._device).contiguous()) for name, t in tensors)
+        return list(self._session.buckets(moved))
 
     async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
         """See :meth:`WeightRoad.send`; a server that refuses leaves a broadcast nobody takes."""
@@ -285,13 +288,27 @@ def new_road(
 ) -> WeightRoad:
     """Return the road that the config names."""
     if config.weight_road == "disk":
-        return DiskRoad(client, model_folder(model_path), config.weights_folder)
+        folder = model_folder(model_path)
+        return DiskRoad(client, folder, config.weights_folder, config.bucket_bytes)
     if config.weight_road == "tensor":
         return TensorRoad(client, server.tp_size, config.bucket_bytes)
-    backend = config.backend
-    if backend == "auto":
-        backend = "nccl" if server.device == "cuda" else "gloo"
-    return DistributedRoad(client, config, backend, server.tp_size)
+    return DistributedRoad(client, config, _backend(config, server), server.tp_size)
+
+
+def _backend(config: SGLangConfig, server: ServerFacts) -> str:
+    """Return what carries a broadcast; NCCL refuses two ranks on one GPU.
+
+    On the machine of the server, this process and the server's first may have the same.
+    """
+    if config.backend != "auto":
+        return config.backend
+    is_elsewhere = bool(config.url) and not _is_loopback(config.host)
+    can = server.device == "cuda" and torch.cuda.is_available()
+    return "nccl" if is_elsewhere and can else "gloo"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def model_folder(model_path: str) -> Path:
@@ -314,13 +331,3 @@ def model_folder(model_path: str) -> Path:
         f"engine.weight_road: disk needs the config of the model on this machine, and {model_path} "
         "is neither a folder nor in the hub's cache: download it, or name its folder in model.path"
     )
-
-
-def _remove_orphans(home: Path) -> None:
-    """Remove what engines that were killed have left."""
-    for left in home.glob(f"{_PREFIX}-*"):
-        with contextlib.suppress(ValueError, PermissionError):
-            try:
-                os.kill(int(left.name.split("-")[2]), 0)
-            except ProcessLookupError:
-                shutil.rmtree(left, ignore_errors=True)

@@ -16,13 +16,13 @@ and ``/reset_prefix_cache``; it has both with ``VLLM_SERVER_DEV_MODE=1`` alone.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from rollart_plugins.engines.incoming import Incoming
 
 _AGAIN_S = 0.5
-_PREFIX = "rollart-vllm-"
 
 
 class VllmEngine(OpenAIEngine):
@@ -90,6 +89,7 @@ class VllmEngine(OpenAIEngine):
         self._channel = channel
         self._fetching = Lock()
         self._folder: Path | None = None
+        self._architectures: tuple[str, ...] | None = None
         self._dead = ""
         self._watching: asyncio.Task[None] | None = None
 
@@ -128,7 +128,8 @@ class VllmEngine(OpenAIEngine):
 
         Raises:
             LookupError: When the channel holds neither that version nor a newer one.
-            EngineDied: When the server does not take them: nobody knows what it holds then.
+            EngineDied: When the server does not take them (nobody knows what it holds then), or
+                they cannot be written where it would read them.
         """
         self._ready()
         channel = self._channel
@@ -136,7 +137,11 @@ class VllmEngine(OpenAIEngine):
             raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
         async with self._swap_lock:
             moved = -channel.moved_bytes
-            incoming, folder = await asyncio.to_thread(self._written, channel, policy_version)
+            try:
+                incoming, folder = await asyncio.to_thread(self._written, channel, policy_version)
+            except InferenceFailure as e:
+                self._dead = str(e)
+                raise EngineDied(self._dead, boundary="load_weights") from e
             self._free.clear()
             try:
                 await self._quiet()
@@ -171,22 +176,32 @@ class VllmEngine(OpenAIEngine):
 
     def _written(self, channel: WeightChannel, policy_version: int) -> tuple[Incoming, Path]:
         """Fetch and write in a thread; one at a time, for a cancelled caller leaves its thread."""
+        from rollart_plugins.engines.hub_names import as_in_files, model_config
         from rollart_plugins.engines.incoming import fetch
+        from rollart_plugins.engines.weight_files import write_model, written
 
         with self._fetching:
-            incoming = fetch(channel, policy_version, None)
-            folder = self._new_folder()
-            save(folder, incoming.tensors)
-            incoming.tensors = []
-            return incoming, folder
+            if self._architectures is None:
+                given = model_config(self._model_path).get("architectures")
+                self._architectures = tuple(given or ())
+            with written(Path(self._vllm.weights_dir or tempfile.gettempdir())):
+                folder = self._new_folder()
+            named = partial(as_in_files, architectures=self._architectures)
+
+            def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+                return write_model(folder, named(tensors))
+
+            try:
+                return fetch(channel, policy_version, stage), folder
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
     def _new_folder(self) -> Path:
+        from rollart_plugins.engines.weight_files import new_room
+
         if self._folder is None:
-            home = Path(self._vllm.weights_dir or tempfile.gettempdir())
-            home.mkdir(parents=True, exist_ok=True)
-            _remove_orphans(home)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
-            self._folder.chmod(0o755)  # the server may be somebody else's
+            self._folder = new_room("vllm", self._vllm.weights_dir)
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         folder.chmod(0o755)
         return folder
@@ -270,24 +285,3 @@ class VllmEngine(OpenAIEngine):
 
     def _server(self) -> Server:
         return replace(server_of(self._vllm), retry_lost=False)
-
-
-def _remove_orphans(home: Path) -> None:
-    """Remove what engines on this machine left that were killed."""
-    for left in home.glob(f"{_PREFIX}*-*"):
-        with suppress(ValueError, PermissionError):
-            pid = int(left.name.removeprefix(_PREFIX).partition("-")[0])
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def save(folder: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Write tensors as one safetensors file, as vLLM's loader looks for them."""
-    from safetensors.torch import save_file
-
-    plain: Mapping[str, torch.Tensor] = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors
-    }
-    save_file(dict(plain), folder / "model.safetensors", metadata={"format": "pt"})

@@ -9,7 +9,9 @@ A group is never mended: when anything fails in it, it is given up, and the next
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,9 @@ import torch
 import torch.distributed
 
 dist: Any = torch.distributed  # what it exports is not typed
+
+_ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""Read once by each group of NCCL's; 2: abort its communicators, and end nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +121,22 @@ def _nccl(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
         raise RuntimeError("backend nccl needs CUDA on every end; backend: gloo does not")
     options = kind.Options()
     options._timeout = limit
-    return kind(store, member.rank, member.size, options)
+    with _only_aborts():
+        return kind(store, member.rank, member.size, options)
+
+
+@contextlib.contextmanager
+def _only_aborts() -> Iterator[None]:
+    """Let a group that is made meanwhile end only itself when a member is gone.
+
+    By default NCCL's watchdog then ends the process: here, a trainer that can do without an engine.
+    """
+    before = os.environ.get(_ON_ERROR)
+    os.environ[_ON_ERROR] = "2"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ON_ERROR]
+        else:
+            os.environ[_ON_ERROR] = before

@@ -1,0 +1,91 @@
+"""New weights as a folder of safetensors files, which a server loads as it loaded its first.
+
+    model-00001.safetensors, model-00002.safetensors, ...    about a bucket each
+    model.safetensors.index.json                             which tensor is in which
+
+Takes: tensors, one by one. Gives: folders, and rooms for them that a later engine can clean up.
+Never: holds more than a bucket of copies, or removes what an engine of another machine has on a
+disk that both see.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import torch
+
+from rollart_core.boxes.owner import is_left, stamp
+from rollart_core.errors import InferenceFailure
+from rollart_plugins.weights.tensors import buckets
+
+Named: TypeAlias = tuple[str, torch.Tensor]
+
+BUCKET_BYTES: Final = 256 * 2**20
+_INDEX = "model.safetensors.index.json"
+
+
+def new_room(kind: str, folder: str | None) -> Path:
+    """Make a folder for an engine's versions, and remove what killed engines of this machine left.
+
+    Args:
+        kind: Of the engine; a word.
+        folder: Where; None: the temporary folder.
+    """
+    home = Path(folder or tempfile.gettempdir())
+    home.mkdir(parents=True, exist_ok=True)
+    prefix = f"rollart-{kind}-"
+    for left in home.glob(f"{prefix}*"):
+        if is_left(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+    room = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
+    room.chmod(0o755)  # the server may be somebody else's
+    return room
+
+
+def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCKET_BYTES) -> int:
+    """Write tensors into a folder that is there; returns their bytes.
+
+    Raises:
+        InferenceFailure: When they cannot be written.
+        Exception: Whatever ``tensors`` raises.
+    """
+    from safetensors.torch import save_file
+
+    where: dict[str, str] = {}
+    num_bytes = 0
+    for number, bucket in enumerate(buckets(tensors, bucket_bytes), 1):
+        name = f"model-{number:05}.safetensors"
+        # views of one memory are refused there, and would take all of it with them
+        plain = {key: tensor.clone() for key, tensor in bucket}
+        with written(folder):
+            save_file(plain, folder / name, metadata={"format": "pt"})
+            (folder / name).chmod(0o644)  # else it may be this user's alone
+        where |= dict.fromkeys(plain, name)
+        num_bytes += sum(tensor.nbytes for tensor in plain.values())
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": where}
+    with written(folder):
+        (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+    return num_bytes
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Say of an error of the file system that it kept weights from being written.
+
+    Raises:
+        InferenceFailure: For such an error.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as e:
+        raise InferenceFailure(
+            f"new weights cannot be written to {folder}: {e}", boundary="load_weights"
+        ) from e

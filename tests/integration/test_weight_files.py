@@ -1,0 +1,156 @@
+"""Weights on their way to servers: folders that several machines see, files, and which road."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from rollart_core.boxes import owner
+from rollart_core.errors import EngineDied, InferenceFailure
+from rollart_core.testing import FakeWeightChannel
+from rollart_plugins.engines import sglang_weights
+from rollart_plugins.engines.sglang import SGLangEngine
+from rollart_plugins.engines.sglang_checks import ModelFacts, ServerFacts
+from rollart_plugins.engines.sglang_config import SGLangConfig
+from rollart_plugins.engines.sglang_weights import DiskRoad, new_road
+from rollart_plugins.engines.weight_files import new_room, write_model
+
+WEIGHTS = [(f"t{i}", torch.full((8,), float(i))) for i in range(5)]
+NO_CLIENT: Any = None
+
+
+def written_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors that a loader finds which goes by the index."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert {file.name for file in folder.glob("*.safetensors")} == set(index.values())
+    return {name: load_file(folder / file)[name] for name, file in index.items()}
+
+
+def test_an_engine_removes_what_killed_ones_of_its_own_machine_left(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1, check=True
+    )
+    here, pid = owner.stamp().split("-")[0], int(ended.stdout)
+    orphan = tmp_path / f"rollart-sglang-{here}-{pid}-1-a"
+    alive = tmp_path / f"rollart-sglang-{owner.stamp()}b"
+    elsewhere = tmp_path / f"rollart-sglang-00000000-{pid}-1-c"
+    of_old, notes = tmp_path / f"rollart-sglang-{pid}-d", tmp_path / "rollart-sglang-notes"
+    others = (alive, elsewhere, of_old, notes)
+    for folder in (orphan, *others):
+        folder.mkdir()
+    room = new_room("sglang", str(tmp_path))
+    assert set(tmp_path.iterdir()) == {*others, room}
+    assert room.stat().st_mode & 0o777 == 0o755
+    assert not owner.is_left(room.name)
+
+
+def test_a_bucket_of_copies_is_held_at_a_time(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def coming() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in WEIGHTS:
+            seen.append(len(list(tmp_path.glob("*.safetensors"))))
+            yield name, tensor
+
+    assert write_model(tmp_path, coming(), bucket_bytes=2 * 32) == 5 * 32
+    assert seen == [0, 0, 0, 1, 1]  # a file is there before what follows is asked for
+    found = written_in(tmp_path)
+    assert list(found) == [name for name, _ in WEIGHTS]
+    assert all(torch.equal(found[name], tensor) for name, tensor in WEIGHTS)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("*.safetensors")} == {0o644}
+
+
+def test_views_of_one_memory_are_written_as_what_they_are(tmp_path: Path) -> None:
+    both = torch.arange(12.0).view(2, 6)
+    write_model(tmp_path, [("a", both[0]), ("b", both[1]), ("c", both.T)])
+    found = written_in(tmp_path)
+    assert [found[name].tolist() for name in "abc"] == [*both.tolist(), both.T.tolist()]
+
+
+def disk_road(tmp_path: Path) -> DiskRoad:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors.index.json"):
+        (model / name).write_text("{}")
+    return DiskRoad(NO_CLIENT, model, str(tmp_path / "weights"), 64)
+
+
+def test_a_version_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    def breaks() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from WEIGHTS
+        raise ValueError("damaged")
+
+    road = disk_road(tmp_path)
+    whole = road.prepare(WEIGHTS)
+    assert (whole / "config.json").read_text() == "{}"
+    assert set(written_in(whole)) == {name for name, _ in WEIGHTS}
+    with pytest.raises(ValueError, match="damaged"):
+        road.prepare(breaks())
+    assert list(whole.parent.iterdir()) == [whole]
+    shutil.rmtree(road._home)
+    with pytest.raises(InferenceFailure, match=r"new weights cannot be written to .*No such file"):
+        road.prepare(WEIGHTS)
+    road.close()
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_disk_that_takes_no_weights_costs_the_engine_and_wrong_weights_do_not(
+    tmp_path: Path,
+) -> None:
+    class Held(FakeWeightChannel):
+        moved_bytes = 0
+
+    async def go() -> None:
+        channel = Held()
+        engine: Any = SGLangEngine(model_path="m", channel=channel, weight_road="disk")
+        engine._client, engine._road = object(), disk_road(tmp_path)
+        engine._death = asyncio.get_running_loop().create_future()
+        engine._swap_lock = asyncio.Lock()
+        engine._facts = ModelFacts(shapes={name: (8,) for name, _ in WEIGHTS})
+        channel.publish(1, WEIGHTS[1:])
+        with pytest.raises(ValueError, match="lack 't0'"):
+            await engine.load_weights(1)
+        assert list(engine._road._home.iterdir()) == []
+        channel.publish(2, WEIGHTS)
+        shutil.rmtree(engine._road._home)
+        with pytest.raises(EngineDied, match="new weights failed: new weights cannot be written"):
+            await engine.load_weights(2)
+        assert engine._death.done()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "backend"),
+    [
+        ({}, "cuda", "gloo"),
+        ({"backend": "gloo"}, "cuda", "gloo"),
+        ({"url": "http://127.0.0.1:1"}, "cuda", "gloo"),
+        ({"url": "http://10.0.0.5:1", "host": "10.0.0.4"}, "cuda", "nccl"),
+        ({"url": "http://10.0.0.5:1", "host": "10.0.0.4"}, "cpu", "gloo"),
+        ({"url": "http://127.0.0.1:1", "backend": "nccl"}, "cuda", "nccl"),
+    ],
+)
+def test_nccl_is_taken_where_two_ranks_cannot_be_on_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], device: str, backend: str
+) -> None:
+    monkeypatch.setattr(sglang_weights.torch.cuda, "is_available", lambda: True)
+    config = SGLangConfig(weight_road="distributed", **options)
+    road: Any = new_road(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
+    assert road._backend == backend
+
+
+def test_nccl_to_a_launched_server_is_refused_with_the_mend() -> None:
+    with pytest.raises(ValidationError, match=r"which NCCL refuses; take gloo, or weight_road"):
+        SGLangConfig(weight_road="distributed", backend="nccl")

@@ -1,0 +1,158 @@
+"""What the Ray runtime decides about weights and numbers of engines, on a cluster of stubs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollart_core.config_load import validate
+from rollart_core.config_runtime import RayPool
+from rollart_core.contracts.hardware import Placement
+from rollart_core.errors import ConfigError
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime import ray as ray_runtime
+from rollart_core.runtime.ray import RayRuntime
+from rollart_core.runtime.ray_pools import Node, Seat
+
+PORT = 4321
+
+
+def node(address: str, **resources: float) -> Node:
+    return Node(address * 2, address, address, {"CPU": 8.0, **resources}, {})
+
+
+HOME = node("10.0.0.1", train=1, gen=1)
+FURTHER = node("10.0.0.2", gen=1)
+ENVS_ONLY = node("10.0.0.3")
+
+
+class Cluster:
+    """Puts what it can on its first node."""
+
+    is_own = False
+    lost = False
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = list(nodes)
+        self.closed = False
+        self.gone = False
+        self.held_there: Path | None = None
+        """A folder of another machine: the driver cannot remove it, and finds none."""
+        self.asked: list[tuple[Node, bool]] = []
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    async def reserve(self, seats: Sequence[Seat], strategy: str) -> Any:
+        return list(seats)
+
+    def nodes_of(self, group: Any) -> list[Node | None]:
+        return [self._nodes[0]] * len(group)
+
+    async def ask(self, question: Callable[[], Any], nodes: Sequence[Node], *_: Any) -> Any:
+        if self.gone:
+            raise ConfigError("a node does not answer")
+        self.asked += [(node, self.closed) for node in nodes]
+        if self.held_there is not None:
+            self.held_there.mkdir()
+        return {node: question() for node in nodes}
+
+    def release(self, group: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class NoFaults:
+    async def parts(self, *_: Any) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def runtime_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def make(nodes: Sequence[Node], weights: str = "collective") -> Any:
+        config, problems = validate(
+            {
+                "name": "stubs",
+                "model": {"kind": "new"},
+                "env": {"id": "toy/FrozenLake-v1"},
+                "algorithm": "grpo",
+                "weights": weights,
+                "runtime": "ray",
+                "stop": {"batches": 1},
+            }
+        )
+        assert config is not None, problems
+        cluster = Cluster(nodes)
+        monkeypatch.setattr(ray_runtime, "RayCluster", lambda *_: cluster)
+        monkeypatch.setattr(ray_runtime.ray_nodes, "ask_for_a_port", lambda _: lambda: PORT)
+        (tmp_path / "run").mkdir(exist_ok=True)
+        runtime: Any = RayRuntime(resolve_run(config), tmp_path / "run")
+        runtime._checks = NoFaults()
+        runtime._pools = [
+            RayPool(name=name, count=1, resources={of: 1.0})
+            for name, of in (("train", "train"), ("gen", "gen"), ("cpu", "CPU"))
+        ]
+        return runtime
+
+    return make
+
+
+PLACED = Placement(envs={"*": "cpu"}, engines={"*": {"gen": 1.0}}, trainer="train")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "by_address"),
+    [
+        ([HOME], False),
+        ([HOME, ENVS_ONLY], False),
+        ([HOME, FURTHER], True),  # engine 0 is beside the trainer; a later one may not be
+    ],
+)
+def test_weights_have_an_address_where_any_engine_may_be_elsewhere(
+    runtime_on: Callable[..., Any], nodes: list[Node], by_address: bool
+) -> None:
+    runtime = runtime_on(nodes)
+    asyncio.run(runtime.place(PLACED))
+    location = runtime.weights_location()
+    assert location.startswith("tcp://") == by_address
+    assert location.endswith(f"@{HOME.address}:{PORT}" if by_address else "/shared/weights")
+
+
+def test_what_the_trainers_node_holds_in_memory_goes_with_the_run(
+    runtime_on: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "memory"
+    monkeypatch.setattr(ray_runtime, "shared_folder", lambda _: shared)
+
+    async def over(*, gone: bool) -> Any:
+        runtime = runtime_on([HOME, FURTHER], "shared-memory")
+        await runtime.place(PLACED)
+        runtime._cluster.held_there, runtime._cluster.gone = shared, gone
+        await runtime.close()
+        await runtime.close()
+        return runtime._cluster
+
+    cluster = asyncio.run(over(gone=False))
+    assert not shared.exists()
+    assert cluster.asked == [(HOME, False)]  # once, and before the cluster was left
+    assert asyncio.run(over(gone=True)).closed  # a node that is gone keeps nobody
+
+
+def test_an_engine_takes_the_smallest_number_that_is_free(runtime_on: Callable[..., Any]) -> None:
+    runtime = runtime_on([HOME])
+    first, other = object(), object()
+
+    def number(index: int, plugin: object = first) -> int:
+        found: int = runtime._number(index, plugin)
+        return found
+
+    assert [number(0), number(1), number(2, other)] == [0, 1, 0]
+    asyncio.run(runtime.free_room("env", 1))  # an env worker of that number is no engine
+    assert number(3) == 2
+    asyncio.run(runtime.free_room("engine", 1))
+    assert [number(4), number(5, other), number(6)] == [1, 1, 3]
