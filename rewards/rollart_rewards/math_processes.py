@@ -38,7 +38,8 @@ class MathProcesses:
         self._free = threading.BoundedSemaphore(num_processes)
         self.idle: list[_Process] = []
         """Those that wait for the next comparison."""
-        self._end = weakref.finalize(self, _end_all, self.idle)
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, _end_all, self.idle, self._lock)
 
     def compare(self, comparison: Mapping[str, Any], *, wall_s: float) -> dict[str, Any]:
         """Return the answer to a comparison.
@@ -67,15 +68,19 @@ class MathProcesses:
         self._end()
 
     def _asked(self, comparison: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
-        process = self.idle.pop() if self.idle else _Process()
+        with self._lock:
+            process = self.idle.pop() if self.idle else None
+        process = process or _Process()
         try:
             answer = process.ask(comparison, wall_s)
         except BaseException:
             process.end()
             raise
-        if self._end.alive and answer.get("undecided") != "memory":
-            self.idle.append(process)
-        else:
+        with self._lock:
+            kept = self._end.alive and answer.get("undecided") != "memory"
+            if kept:
+                self.idle.append(process)
+        if not kept:
             process.end()
         return answer
 
@@ -147,6 +152,9 @@ class _Process:
         raise RuntimeError(f"the process that compares mathematics ended with {code}")
 
 
-def _end_all(idle: list[_Process]) -> None:
-    while idle:
-        idle.pop().end()
+def _end_all(idle: list[_Process], lock: threading.Lock) -> None:
+    with lock:
+        processes = list(idle)
+        idle.clear()
+    for process in processes:
+        process.end()

@@ -4,7 +4,7 @@ Takes: one episode's request. Gives: 1 or 0. Never: takes a right answer that is
 wrong answer of the policy.
 
 The last number of the answer counts: `1,234.5`, `-3/4`, `1.2e3`. Currency, percent signs and units
-are passed over: `50%` equals 50, not 0.5.
+are passed over: `50%` equals 50, not 0.5. A dash with a blank behind it is no sign: `- 42` is 42.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollart_rewards.examples import example
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
-    rf"(?<![\w.])([-+]?)\s?[$€£¥]?\s?({_DIGITS})([eE][-+]?\d+)?(?:\s?/\s?({_DIGITS}))?"
+    rf"(?<![\w.])([-+]?)(?:\s?[$€£¥]\s?)?({_DIGITS})([eE][-+]?\d+)?(?:\s?/\s?({_DIGITS}))?"
 )
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u2009": "", "\u202f": ""})
 _ARITHMETIC = Context(prec=60, traps=[])

@@ -32,7 +32,9 @@ _CHOICES = ("first", "second", "tie")
 TAGS = ("conversation", "reference", "task", "first", "second")
 """Between which judges are shown what they judge."""
 _SET_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
+_AROUND = " \t\r\n*_`'\"."
+"""What may stand around a verdict."""
 
 
 class Judge:
@@ -114,8 +116,9 @@ class Judge:
             ValueError: When it holds no such number, several times over.
         """
 
-        def read(text: str) -> float | None:
-            found = _NUMBER.findall(text)
+        def read(text: str, marked: bool) -> float | None:
+            bare = text.strip().lstrip("*_`'\"").rstrip(_AROUND)
+            found = _NUMBER.search(text) if marked else _NUMBER.fullmatch(bare)
             value = float(found[0]) if found else math.nan
             return value if low <= value <= high else None
 
@@ -130,8 +133,8 @@ class Judge:
             ValueError: When it is none of them, several times over.
         """
 
-        def read(text: str) -> str | None:
-            said = text.strip().strip("*`'\".").casefold()
+        def read(text: str, marked: bool) -> str | None:
+            said = text.strip(_AROUND).casefold()
             return next((a for a in answers if a.casefold() == said), None)
 
         return self._verdict(question, system, "one of " + ", ".join(answers), read)
@@ -164,16 +167,20 @@ class Judge:
         self._end()
 
     def _verdict(
-        self, question: str, system: str, wanted: str, read: Callable[[str], T | None]
+        self, question: str, system: str, wanted: str, read: Callable[[str, bool], T | None]
     ) -> T:
-        """Ask until what follows the mark can be read."""
+        """Ask until what follows the mark can be read.
+
+        An answer without the mark may have been cut off: it is read only if it is a verdict and
+        nothing else, which ``read`` sees to.
+        """
         ending = f"\n\nEnd your answer with a line `{_MARK} X`, where X is {wanted}."
         said = ""
         for attempt in range(NUM_TRIES):
             said = self.ask(question + ending, system=system, temperature=1.0 if attempt else None)
             lines = [line for line in said.splitlines() if _MARK.casefold() in line.casefold()]
             tail = lines[-1].casefold().rpartition(_MARK.casefold())[2] if lines else said
-            found = read(tail)
+            found = read(tail, bool(lines))
             if found is not None:
                 return found
         raise ValueError(

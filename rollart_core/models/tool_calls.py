@@ -30,6 +30,8 @@ TOOL_MARKS: dict[ToolFormat, str] = {"hermes": _OPEN, "llama3": _PYTHON_TAG, "mi
 """What stands before a call. In some tokenizers it is a special token."""
 UNREADABLE = "unreadable"
 """What stands for the name of a call that is none."""
+_BARE_CALL = re.compile(r'\{\s*"(name|type|parameters|function)"')
+"""How a call of ``llama3`` begins that has no mark."""
 _THOUGHT = "</think>"
 _OPENS_THOUGHT = "<think>"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -79,16 +81,20 @@ def detect_tool_format(template_source: str) -> ToolFormat | None:
 def parse_tool_calls(text: str, tool_format: ToolFormat, turn: int = 0) -> ParsedCalls:
     """Take the calls out of one message.
 
-    What stands before ``</think>`` is a thought, and never a call.
+    What stands before the first ``</think>`` is a thought, and never a call; one that stands inside
+    a call ends no thought, unless the text begins with ``<think>``.
 
     Args:
         text: What the policy wrote, without the token that ended it, with all others.
         tool_format: How its model writes calls.
         turn: Which message of the conversation this is; ids are unique over turns.
     """
-    thought, mark, said = text.rpartition(_THOUGHT)
-    if not mark and text.lstrip().startswith(_OPENS_THOUGHT):
+    thought, mark, said = text.partition(_THOUGHT)
+    opened = text.lstrip().startswith(_OPENS_THOUGHT)
+    if opened and not mark:
         return ParsedCalls(content=text)
+    if not mark or (not opened and _is_in_call(thought, tool_format)):
+        thought, mark, said = "", "", text
     found = _PARSERS[tool_format](said)
     calls = tuple(
         ToolCall(
@@ -143,6 +149,14 @@ def as_called(parsed: ParsedCalls, turn: int) -> Message | None:
     return Message(role="assistant", content=parsed.content, tool_calls=calls) if calls else None
 
 
+def _is_in_call(before: str, tool_format: ToolFormat) -> bool:
+    """Whether a call that has begun in this text has not ended in it."""
+    if tool_format == "hermes":
+        return before.rfind(_OPEN) > before.rfind(_CLOSE)
+    bare = tool_format == "llama3" and _BARE_CALL.match(before.lstrip())
+    return bool(bare) or TOOL_MARKS[tool_format] in before
+
+
 def _hermes(text: str) -> _Found:
     found, said = _Found(), []
     before, *blocks = text.split(_OPEN)
@@ -161,7 +175,7 @@ def _hermes(text: str) -> _Found:
 def _llama3(text: str) -> _Found:
     before, tag, after = text.partition(_PYTHON_TAG)
     body = (after if tag else text).strip()
-    if not tag and not re.match(r'\{\s*"(name|type|parameters|function)"', body):
+    if not tag and not _BARE_CALL.match(body):
         return _Found(content=text)
     found = _Found(content=before.strip() if tag else "")
     for piece in _json_pieces(body):

@@ -42,7 +42,7 @@ def parse(raw: bytes) -> Body:
         RequestError: When it is none, or holds half a character.
     """
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode())  # of bytes, json would take half characters
         if b"\\ud" in raw or b"\\uD" in raw:  # an escape may be half a character
             json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:

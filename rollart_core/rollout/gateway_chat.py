@@ -85,7 +85,7 @@ def chat_chunks(said: Said, tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]
 
     ending = _ending(said, tokenizer)
     yield chunk({"role": "assistant", "content": ""})
-    if said.message["content"] or ending["logprobs"]:
+    if said.message["content"] or ending["logprobs"] or said.wishes.token_ids:
         more = {"token_ids": said.result.token_ids} if said.wishes.token_ids else {}
         yield chunk({"content": said.message["content"]}, logprobs=ending["logprobs"], **more)
     for index, call in enumerate(said.message.get("tool_calls", ())):

@@ -83,6 +83,8 @@ class GatewaySeat:
         self._transcript = parts.transcript
         self._session = f"{ticket.ticket_id}#{ticket.attempt}"
         self._num_asked = 0
+        self._num_open = 0
+        """Requests that were admitted and have no answer yet."""
         self._in_flight: set[asyncio.Future[GenerateResult]] = set()
         self._sessions: dict[str, None] = {}
         self._failures: dict[int, Failure] = {}
@@ -128,6 +130,16 @@ class GatewaySeat:
             asyncio.CancelledError: When its program has hung up; nothing is recorded.
         """
         self._admit()
+        self._num_open += 1
+        try:
+            return await self._answer(show, wishes)
+        finally:
+            self._num_open -= 1
+
+    async def _answer(
+        self, show: Callable[[Transcript], Ask], wishes: Wishes
+    ) -> tuple[Ask, Answer, str]:
+        """Answer one request that was admitted."""
         began = time.perf_counter()
         try:
             ask = show(self._transcript)
@@ -161,7 +173,7 @@ class GatewaySeat:
     def _admit(self) -> None:
         if self.closed:
             raise episode_over()
-        if len(self.turns) + len(self._in_flight) >= self.limits.max_turns:
+        if len(self.turns) + self._num_open >= self.limits.max_turns:
             self.spent.set()
             raise out_of_turns(self.limits.max_turns)
 
@@ -200,6 +212,8 @@ class GatewaySeat:
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
         await self._keep(request.session_id)
+        if self.closed:  # meanwhile
+            raise episode_over()
         task = asyncio.ensure_future(self._parts.engine.generate(request))
         self._in_flight.add(task)
         try:
@@ -222,7 +236,7 @@ class GatewaySeat:
         """Put a session last among those that are kept, and release the first of too many."""
         self._sessions.pop(session, None)
         self._sessions[session] = None
-        if len(self._sessions) > max(KEPT_SESSIONS, len(self._in_flight) + 1):
+        if len(self._sessions) > max(KEPT_SESSIONS, self._num_open):
             oldest = next(iter(self._sessions))
             del self._sessions[oldest]
             with suppress(EpisodeError):

@@ -168,10 +168,12 @@ class Transcript:
         known = [end for end in self._texts if end.leads_to(prompt)]
         longest = max((end.mark.num_tokens for end in known), default=0)
         ends = [end for end in known if end.mark.num_tokens == longest]
+        shown = max((end.text for end in ends), key=len, default="")
+        if isinstance(prompt, str):  # as many tokens may be another text
+            ends = [end for end in ends if end.text == shown]
         branch, conversation = self._from(ends)
         if isinstance(prompt, str):
-            shown = len(ends[0].text) if ends else 0
-            conversation.show_tokens(self._tokenizer.encode(prompt[shown:]))
+            conversation.show_tokens(self._tokenizer.encode(prompt[len(shown) :]))
         else:
             conversation.show_tokens(prompt[longest:])
         ask = self._asked(branch, conversation)
@@ -200,7 +202,7 @@ class Transcript:
             raise
         message = conversation.newest
         if cut is not None:
-            text, message = cut, Message(role="assistant", content=cut)
+            text, message = cut, _before(message, cut, stop)
         before = branch.conversation
         if conversation.num_rows > before.num_rows > 0 and branch.newest is not None:
             branch.earlier[before.num_rows - 1] = before
@@ -276,6 +278,15 @@ class Transcript:
         text = self._tokenizer.decode(result.token_ids[:low], skip_special_tokens=True)
         at = min(text.find(s) for s in found if s in text)
         return _cut(result, low), text[:at]
+
+
+def _before(message: Message, text: str, stop: Sequence[str]) -> Message:
+    """Return a message whose text was cut before a stop text; calls before that stay."""
+    if "tool_calls" not in message:
+        return Message(role="assistant", content=text)
+    content = message["content"]
+    at = min((content.find(s) for s in stop if s in content), default=len(content))
+    return Message(role="assistant", content=content[:at], tool_calls=message["tool_calls"])
 
 
 def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:

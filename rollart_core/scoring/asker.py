@@ -3,7 +3,7 @@
     requests --> a backend that is not left alone --> answers: done
                     ^                                 the reward's own failure: done, failed
                     +-- wait, at random and longer <-- unreachable, too late, garbage
-                        each time
+                        each time; what failed together is asked one by one from then on
 
 Takes: requests of one call. Gives: for each a result, or the failure that says which reward and
 which backend it was. Never: takes a failure for a score, or goes on after the common deadline.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -63,6 +64,15 @@ class _Open:
     def tickets(self) -> list[str]:
         return [request.ticket_id for request in self.requests.values()]
 
+    def split(self) -> list[_Open]:
+        """Return one for each request, all of which have failed; none is left here."""
+        alone = [
+            _Open({i: request}, self.ends_s, {i: self.errors[i]}, set(self.useless), self.num_tries)
+            for i, request in self.requests.items()
+        ]
+        self.requests.clear()
+        return alone
+
 
 class Asker:
     """See the module.
@@ -86,27 +96,41 @@ class Asker:
 
     async def ask(self, requests: Sequence[RewardRequest]) -> list[Outcome]:
         """Return an outcome for each request, in order."""
-        found: dict[int, Outcome] = {}
         ends_s = _now_s() + self._rules.total_s
         left = _Open(dict(enumerate(requests)), ends_s, {}, set())
+        found = await self._answered(left, asyncio.Lock())
+        return [found[index] for index in sorted(found)]
+
+    async def _answered(self, left: _Open, turn: asyncio.Lock) -> dict[int, Outcome]:
+        """Return an outcome for each open request; whoever makes a call holds ``turn``."""
+        found: dict[int, Outcome] = {}
+        asked, alone = dict(left.requests), list[_Open]()
         while left.requests:
-            road = await self._free_road(left)
-            if road is None:
-                break
-            outcomes = await self._once(road, left)
+            async with turn:
+                road = await self._free_road(left) if _now_s() < left.ends_s else None
+                if road is None:
+                    break
+                outcomes = await self._once(road, left)
             left.num_tries += not road.is_out  # an outage is not the fault of the request
+            unclear = self._unclear(outcomes)
             for index, outcome in outcomes.items():
-                if self._is_final(outcome, road, left):
+                if index not in unclear and self._is_final(outcome, road, left):
                     found[index] = outcome
                     del left.requests[index]
                 if not isinstance(outcome, RewardResult):
                     left.errors[index] = (road, outcome)
             if left.requests and not await self._wait(road, left):
                 break
+            if unclear:
+                alone = left.split()
         found.update({index: self._given_up(index, left) for index in left.requests})
-        named = [self._named(found[index], left.errors.get(index)) for index in sorted(found)]
-        self._count(requests, named, left)
-        return named
+        named = {
+            index: self._named(found[index], left.errors.get(index)) for index in sorted(found)
+        }
+        self._count([asked[index] for index in named], list(named.values()), left)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._answered(one, turn)) for one in alone]
+        return {**named, **{i: outcome for task in tasks for i, outcome in task.result().items()}}
 
     async def _free_road(self, left: _Open) -> Road | None:
         """Return the first backend that may be asked; wait for one until time is up."""
@@ -151,10 +175,18 @@ class Asker:
         except RewardFailure as e:
             return e
 
+    def _unclear(self, outcomes: Mapping[int, Outcome]) -> set[int]:
+        """Return the requests whose failure may be the fault of another one in their call."""
+        failed = {i: one for i, one in outcomes.items() if not isinstance(one, RewardResult)}
+        if self._reward.group or len(failed) < 2:
+            return set()
+        times = Counter(map(id, failed.values()))
+        return {i for i, one in failed.items() if times[id(one)] > 1 or _is_hopeless(one)}
+
     def _is_final(self, outcome: Outcome, road: Road, left: _Open) -> bool:
         """Whether asking again, there or elsewhere, cannot change it."""
         if isinstance(outcome, BackendFailure):
-            if not outcome.again:
+            if _is_hopeless(outcome):
                 left.useless.add(road)
             return all(road in left.useless for road in self._roads)
         return not isinstance(outcome, DeadlineFailure)
@@ -191,7 +223,9 @@ class Asker:
         road = last[0] if last else self._roads[0]
         message = f"reward {self._reward.id} on {road.name}: {outcome}"
         kind = DeadlineFailure if isinstance(outcome, DeadlineFailure) else RewardFailure
-        return kind(message, boundary=outcome.boundary, detail=outcome.detail)
+        named = kind(message, boundary=outcome.boundary, detail=outcome.detail)
+        named.retryable = outcome.retryable
+        return named
 
     def _count(
         self, requests: Sequence[RewardRequest], outcomes: Sequence[Outcome], left: _Open
@@ -207,6 +241,11 @@ class Asker:
     def _say(self, kind: str, road: Road, left: _Open, **more: object) -> None:
         said = {"reward": self._reward.id, "backend": road.name, "tickets": left.tickets}
         self._tell(kind, {**said, "tries": left.num_tries, **more})
+
+
+def _is_hopeless(outcome: Failed) -> bool:
+    """Whether the same backend will do no better when it is asked the same again."""
+    return isinstance(outcome, BackendFailure) and not outcome.again
 
 
 def _now_s() -> float:

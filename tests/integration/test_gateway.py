@@ -92,6 +92,7 @@ def test_messages_beyond_the_context_are_400_and_the_episode_truncated():
         (b"{", None),
         (b"\xff\xfe{}", None),
         (b"[]", None),
+        (b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', None),
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
@@ -200,6 +201,55 @@ def test_only_so_many_sessions_are_kept():
             assert engine.released == ["g0.0#0", "g0.0#0~1"]
             await http.say("summary 2")
         assert len(engine.released) == len(set(engine.released)) == KEPT_SESSIONS + 3
+
+    asyncio.run(main())
+
+
+def test_no_more_is_answered_than_there_are_turns_while_sessions_are_released():
+    async def main():
+        async with at_gateway(max_turns=KEPT_SESSIONS + 2) as (_, engine, seat, http):
+            for number in range(KEPT_SESSIONS):
+                await http.say(f"summary {number}")
+            at_once = [{"messages": [user(f"more {number}")]} for number in range(6)]
+            release, gate = engine.release, asyncio.Event()
+
+            async def slowly(session_id):
+                await gate.wait()
+                await release(session_id)
+
+            engine.release = slowly
+            asked = [asyncio.ensure_future(http.post("chat/completions", b)) for b in at_once]
+            await asyncio.wait(asked, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            gate.set()
+            statuses = sorted(status for status, _ in await asyncio.gather(*asked))
+            assert statuses == [200, 200, 429, 429, 429, 429]
+            assert len(seat.turns) == len(engine.requests) == KEPT_SESSIONS + 2
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_a_session_when_the_episode_ends_is_not_generated():
+    async def main():
+        async with at_gateway() as (_, engine, seat, http):
+            for number in range(KEPT_SESSIONS):
+                await http.say(f"summary {number}")
+            waits, gate = asyncio.Event(), asyncio.Event()
+
+            async def slowly(session_id):
+                waits.set()
+                await gate.wait()
+
+            engine.release = slowly
+            asked = http.post("chat/completions", {"messages": [user("more")]})
+            asked = asyncio.ensure_future(asked)
+            await waits.wait()
+            closing = asyncio.ensure_future(seat.close())
+            await asyncio.sleep(0)
+            gate.set()
+            status, answer = await asked
+            await closing
+            assert (status, answer["error"]["code"]) == (410, "episode_over")
+            assert len(seat.turns) == len(engine.requests) == KEPT_SESSIONS
 
     asyncio.run(main())
 

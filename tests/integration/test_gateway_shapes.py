@@ -154,6 +154,39 @@ def test_a_stop_text_ends_the_answer_and_the_row():
     assert answer["usage"]["completion_tokens"] == seat.samples()[0].num_loss_tokens < 4
 
 
+@pytest.mark.parametrize("stop", ["Observation:", "</tool_call>"])
+def test_a_stop_text_leaves_the_calls_before_it(stop):
+    async def talk(http):
+        first = await http.chat("what is 2 + 3", tools=[ADD], stop=[stop])
+        said = first["choices"][0]["message"]
+        messages = [user("what is 2 + 3"), said, tool_answer(said["tool_calls"][0], "5")]
+        await http.chat(messages, tools=[ADD])
+        return first["choices"][0]
+
+    written = call_text("hermes", ("add", '{"a": 2, "b": 3}'))
+    _, seat, choice = meet("hermes", [f"let me see {written}\nObservation: 6", "5"], talk)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"].strip() == "let me see"
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {
+        "a": 2,
+        "b": 3,
+    }
+    (sample,) = seat.samples()
+    assert set(sample.turn_ids.tolist()) == {-1, 0, 1}
+
+
+def test_a_stream_of_nothing_but_calls_holds_their_tokens():
+    async def talk(http):
+        wanted = {"messages": [user("hi")], "tools": [ADD], "return_token_ids": True}
+        return await http.events("chat/completions", wanted)
+
+    call = call_text("hermes", ("add", '{"a": 1, "b": 2}'))
+    _, seat, events = meet("hermes", [call], talk)
+    (sample,) = seat.samples()
+    told = [i for e in events for c in e["choices"] for i in c.get("token_ids", [])]
+    assert told == sample.token_ids[sample.loss_mask].tolist()
+
+
 def test_what_the_episode_samples_otherwise_is_said():
     async def talk(http):
         return await http.chat("hi", temperature=0.1, top_p=0.5, presence_penalty=0, seed=3)

@@ -27,6 +27,9 @@ def server() -> Iterator[OpenAIServer]:
         yield server
 
 
+MARKED = (("**Verdict:** no", "no"), ("__Verdict:__ yes\r\n", "yes"), ("Verdict: ` no `", "no"))
+
+
 def request(*said: str) -> RewardRequest:
     messages = tuple({"role": "assistant", "content": text} for text in said)
     return RewardRequest("t", "test/Env-v1", "train", 0, messages, 0.0, None)  # type: ignore[arg-type]
@@ -70,7 +73,18 @@ def test_it_can_be_asked_from_a_running_loop_without_stopping_it(server: OpenAIS
     assert (said, ticks > 3) == ("Well. Verdict: 7.5", True)
 
 
-@pytest.mark.parametrize("said", ["no idea", "Verdict: eleven", "Verdict: 11", ""])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "no idea",
+        "Verdict: eleven",
+        "Verdict: 11",
+        "",
+        "Let me think step by step.\n1. The answer is polite. 2. It",
+        "On a scale of 0 to 10 this is great",
+        "7 and",
+    ],
+)
 def test_what_cannot_be_read_is_asked_again_and_then_an_error(said: str) -> None:
     with OpenAIServer(lambda text: said) as server:
         judge = Judge(server.url, "parrot")
@@ -81,9 +95,26 @@ def test_what_cannot_be_read_is_asked_again_and_then_an_error(said: str) -> None
     assert [body["temperature"] for body in asked] == [0.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("said", "grade"),
+    [
+        ("Verdict: .5", 0.5),
+        ("**Verdict:** 7 of 10", 7.0),
+        ("**7**\n", 7.0),
+        (".5", 0.5),
+        ("7.", 7.0),
+    ],
+)
+def test_a_number_is_read_behind_the_mark_or_alone(said: str, grade: float) -> None:
+    with OpenAIServer(lambda text: said) as server:
+        judge = Judge(server.url, "parrot")
+        assert judge.grade("q", low=0, high=10) == grade
+        judge.close()
+
+
 def test_words_are_chosen_however_they_are_set(server: OpenAIServer) -> None:
     judge = Judge(server.url, "parrot", extra={"max_completion_tokens": 9})
-    for said, wanted in (("verdict: **No**.", "no"), ("Verdict: x\nVERDICT: Yes", "yes")):
+    for said, wanted in (("verdict: **No**.", "no"), ("Verdict: x\nVERDICT: Yes", "yes"), *MARKED):
         server.say = lambda text, said=said: said
         assert judge.choose("q", ("yes", "no")) == wanted
     judge.close()

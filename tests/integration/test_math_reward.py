@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ import pytest
 
 from rollart_core import registry
 from rollart_core.errors import ConfigError
-from rollart_rewards import math_equal
+from rollart_rewards import math_equal, math_processes
 from rollart_rewards.examples import asked
 from rollart_rewards.math_equal import Math
 
@@ -60,6 +61,31 @@ def test_many_threads_share_a_process_that_was_killed_and_came_back(reward: Math
         found = list(pool.map(lambda n: reward.score(asked(f"{n}", reference="2")), range(4)))
     assert [result.value for result in found] == [0, 0, 1, 0]
     assert len(reward.processes.idle) == 1
+
+
+def test_threads_that_take_the_last_idle_process_at_once_do_not_collide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Compares:
+        def ask(self, comparison: object, wall_s: float) -> dict[str, object]:
+            time.sleep(0.1)
+            return {"right": True}
+
+        def end(self) -> None:
+            pass
+
+    class Slow(list[object]):
+        def __len__(self) -> int:
+            found = super().__len__()
+            time.sleep(0.05)
+            return found
+
+    monkeypatch.setattr(math_processes, "_Process", Compares)
+    processes = math_processes.MathProcesses(4)
+    processes.idle = Slow([Compares()])  # type: ignore[assignment]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: processes.compare({}, wall_s=1), range(4)))
+    assert found == [{"right": True}] * 4
 
 
 @pytest.mark.slow

@@ -92,6 +92,8 @@ BODY = wire.answer_bytes(WireAnswer((RewardResult(0.5),)))
         (413, b"", False, "too large for it"),
         (418, b"teapot", False, "status 418: it answers"),
         (429, b"", True, "it is overloaded"),
+        (429, b'{"error": {"message": "slow down"}}', True, "it is overloaded"),
+        (403, b'{"error": {"message": "no", "code": 403}}', False, "refuses the token"),
         (500, b"Traceback", True, "status 500: it answers"),
         (503, b"", True, "status 503"),
         (302, b"", False, "status 302"),
@@ -233,6 +235,27 @@ def test_the_token_is_wanted_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPat
     asyncio.run(main())
 
 
+def test_a_traceback_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    broken = RewardFailure("it raised", detail=f"Traceback: wrong key {TOKEN}")
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=wire.answer_bytes(WireAnswer((broken,))))
+
+    async def cannot(*args: object, **more: object) -> wire.WireAnswer:
+        raise BackendFailure("not sent", detail=f"Traceback: {TOKEN}")
+
+    async def main() -> None:
+        async with http(answering(handler), token_env="THE_TOKEN") as made:
+            (failed,) = (await made.invoke(call())).results
+            assert isinstance(failed, RewardFailure)
+            assert failed.detail == "Traceback: wrong key [secret]"
+            monkeypatch.setattr(made, "send", cannot)
+            assert (await failure(made)).detail == "Traceback: [secret]"
+
+    asyncio.run(main())
+
+
 def test_large_calls_go_in_pieces_and_what_is_too_large_fails_alone() -> None:
     seen: list[int] = []
 
@@ -299,6 +322,29 @@ async def pool(ref: RewardRef = REF, **options: Any) -> AsyncIterator[PoolBacken
     finally:
         await made.close()
         assert made.gauges()["workers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "says"),
+    [
+        ({}, {"sandbox": "bubblewrp"}, "bubblewrp"),
+        ({}, {"sandbox": "process"}, "a worker cannot start"),
+        ({"limit": float("inf")}, {}, "a worker cannot start: ValueError: Out of range"),
+    ],
+)
+def test_a_mistake_in_the_options_hangs_nobody(
+    options: dict[str, Any], more: dict[str, Any], says: str
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), pool(RewardRef(MARKS, options), **more) as made:
+            with pytest.raises(ConfigError, match=says):
+                await made.open()
+            assert made.gauges()["workers"] == 0
+            with pytest.raises(BackendFailure, match=says) as caught:
+                await made.invoke(call())
+            assert not caught.value.again
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow

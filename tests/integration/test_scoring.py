@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -31,7 +31,15 @@ from rollart_core.testing import FaultyBackend, example_request
 FAKE = "rollart_core.testing:FakeReward"
 MADE: list[ScriptedBackend] = []
 
-Step = Exception | float | str
+
+@dataclass
+class Poison:
+    """A call fails as a whole if the second request is in it."""
+
+    error: Exception
+
+
+Step = Exception | float | str | Poison
 """What a scripted backend does with a call: raise, take seconds, or a word of its own."""
 
 
@@ -58,6 +66,14 @@ class ScriptedBackend(RewardBackend):
         if step == "half is late":
             good = await self.score(call.requests)
             return RewardAnswer((BackendFailure("busy"), *good[1:]))
+        if step == "too large":
+            good = await self.score(call.requests)
+            refused = BackendFailure("too large", again=False)
+            return RewardAnswer((refused, BackendFailure("busy"), *good[2:]))
+        if isinstance(step, Poison):
+            if any(r.env_return == 0.1 for r in call.requests):
+                raise step.error
+            return RewardAnswer(tuple(await self.score(call.requests)))
         if step == "short":
             return RewardAnswer(())
         if step == "nan":
@@ -222,6 +238,51 @@ def test_one_that_cannot_be_scored_does_not_fail_the_others() -> None:
     results, _ = run(lambda room: scores(room, 3), backend("one fails"), batch_size=3)
     assert isinstance(results[0], RewardFailure)
     assert values(results[1:]) == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("error", "num_alone"),
+    [
+        (BackendFailure("500: broken"), 4),
+        (BackendFailure("413: too large", again=False), 3),
+        (DeadlineFailure("it hung"), 4),
+        (RewardFailure("no verdict"), 3),
+    ],
+)
+def test_one_that_fails_its_whole_call_does_not_fail_the_others(
+    error: Exception, num_alone: int
+) -> None:
+    results, told = run(
+        lambda room: scores(room, 3),
+        backend(*[Poison(error)] * 9),
+        batch_size=3,
+        max_tries=3,
+        breaker=None,
+    )
+    assert values([results[0], results[2]]) == [0.0, 0.2]
+    assert str(error) in str(results[1])
+    assert [len(call.requests) for call in MADE[0].calls] == [3] + [1] * num_alone
+    assert told[0][1]["tickets"] == ["group-0.0", "group-0.1", "group-0.2"]
+    assert [p["tickets"] for kind, p in told if kind == "reward_failed"] == [["group-0.1"]]
+
+
+def test_what_is_too_large_does_not_fail_what_may_go_better() -> None:
+    results, _ = run(lambda room: scores(room, 3), backend("too large"), batch_size=3)
+    assert values(results) == [0.0, 0.1, 0.2]
+    results, _ = run(
+        lambda room: scores(room, 2),
+        backend("too large", BackendFailure("too large", again=False)),
+        batch_size=2,
+    )
+    assert "too large" in str(results[0])
+    assert values(results[1:]) == [0.1]
+
+
+def test_what_need_not_be_tried_again_stays_so() -> None:
+    failure = RewardFailure("no verdict")
+    failure.retryable = False
+    (failed,), _ = run(scores, backend(failure))
+    assert not failed.failure().retryable
 
 
 def test_a_call_that_hangs_is_tried_again_within_the_deadline() -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from rollart_core.rollout.threads import DaemonThreads
+from rollart_plugins.serverless.threads import ScoringThreads
 
 LIMIT_S = 10.0
 
@@ -33,6 +34,21 @@ def test_a_call_that_waits_for_its_turn_gets_the_thread_of_one_that_is_given_up(
         await cancelled(hangs)
         async with asyncio.timeout(LIMIT_S):
             assert await waits == "made"
+        assert threads.num_hung == 1
+        go.set()
+        threads.close()
+
+    asyncio.run(main())
+
+
+def test_a_score_that_waits_for_its_turn_gets_the_thread_of_one_that_hangs():
+    async def main() -> None:
+        threads, begun, go = ScoringThreads(1), threading.Event(), threading.Event()
+        hangs = asyncio.create_task(threads.run([lambda: begun.set() or go.wait()], 0.05))
+        assert await heard(begun)
+        waits = asyncio.create_task(threads.run([lambda: "made"], LIMIT_S))
+        assert await hangs == [None]
+        assert await waits == ["made"]
         assert threads.num_hung == 1
         go.set()
         threads.close()

@@ -38,6 +38,9 @@ def test_a_message_without_calls_is_left_as_it_is(name, text):
     assert (parsed.content, parsed.calls, parsed.errors) == (text, (), ())
 
 
+THINKS = '{"text": "a</think>b"}'
+
+
 @pytest.mark.parametrize(
     ("name", "text", "content", "num_calls"),
     [
@@ -49,6 +52,12 @@ def test_a_message_without_calls_is_left_as_it_is(name, text):
         ("llama3", '{"type": "function", "name": "f", "parameters": {"a": ";"}}', "", 1),
         ("mistral", 'so [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x[ARGS]{}', "so", 2),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": "{}"}] so', "so", 1),
+        ("hermes", 'hm <tool_call>{"name": "f"}</tool_call></think>so', "hm <t", 0),
+        ("hermes", f"so {call_text('hermes', ('f', THINKS))}", "so", 1),
+        ("hermes", f"<think>a</think> {call_text('hermes', ('f', THINKS))}", "<think>a</think>", 1),
+        ("llama3", call_text("llama3", ("f", THINKS)), "", 1),
+        ("llama3", f"<|python_tag|>{call_text('llama3', ('f', THINKS))}", "", 1),
+        ("mistral", f"so {call_text('mistral', ('f', THINKS))}", "so", 1),
     ],
 )
 def test_what_models_write_in_the_wild(name, text, content, num_calls):

@@ -185,3 +185,14 @@ def test_raw_completions_go_on_from_their_tokens():
     assert other.token_ids == talk.tokenizer.encode("a large")
     tokens = talk.transcript.ask_text(ask.token_ids)
     assert tokens.token_ids == ask.token_ids
+
+
+def test_a_raw_completion_goes_on_from_the_text_that_its_tokens_are_of():
+    talk = Talk()
+    asks = [talk.transcript.ask_text("a ") for _ in range(2)]
+    (r,), (e,) = talk.tokenizer.encode("red"), talk.tokenizer.encode("]")
+    talk.transcript.record(asks[0], result([r, talk.tokenizer.stop_token_ids[0]]))
+    talk.transcript.record(asks[1], result([r, e], finish_reason="length"))
+    talk.answer(talk.transcript.ask_text("a red[large]"), "ok")
+    more = talk.transcript.ask_text("a red] [large]")
+    assert more.token_ids == [*asks[1].token_ids, r, e, *talk.tokenizer.encode(" [large]")]

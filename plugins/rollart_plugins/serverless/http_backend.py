@@ -147,7 +147,8 @@ def _failure_of(status: int, body: bytes, retry_after: str | None) -> BackendFai
         raw = json.loads(body)
     except ValueError:
         raw = None
-    if isinstance(raw, dict) and isinstance(raw.get("error"), dict):
+    error = raw.get("error") if isinstance(raw, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("kind"), str):  # gateways have others
         return wire.refusal(raw)
     again = status in (408, 425, 429) or status >= 500
     what = _KNOWN.get(status) or (

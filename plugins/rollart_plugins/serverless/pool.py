@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from rollart_core.contracts.reward import RewardRef
-from rollart_core.errors import BackendFailure, ConfigError, EpisodeError, first_line
+from rollart_core.errors import BackendFailure, ConfigError, EpisodeError, UserError, first_line
 from rollart_plugins.serverless import carriers
 from rollart_plugins.serverless.carriers import BoxCarrier, Carrier, ProcessCarrier
 from rollart_plugins.serverless.config import PoolConfig
@@ -205,6 +205,11 @@ class PoolBackend(RemoteBackend):
             error = BackendFailure(f"a worker cannot start: {e}", again=False)
         except (EpisodeError, OSError) as e:
             error = BackendFailure(f"a worker cannot start: {first_line(str(e))}")
+        except UserError as e:
+            error = BackendFailure(f"a worker cannot start: {first_line(str(e))}", again=False)
+        except Exception as e:
+            why = f"{type(e).__name__}: {first_line(str(e))}"
+            error = BackendFailure(f"a worker cannot start: {why}", again=False)
         self._num_starting -= 1
         if error is not None:
             await worker.close(kill=True)

@@ -219,6 +219,10 @@ class RemoteBackend(RewardBackend):
 
     # Inside
 
+    def _clean_failure(self, failure: RewardFailure | DeadlineFailure) -> None:
+        failure.args = (self.clean(str(failure)),)
+        failure.detail = self.clean(failure.detail)
+
     def _packed(self, call: RewardCall, failed: dict[int, Outcome]) -> Iterable[_Piece]:
         """Yield pieces within the limits; what fits into none fails by itself."""
         encoded: dict[int, bytes] = {}
@@ -288,7 +292,7 @@ class RemoteBackend(RewardBackend):
             late = DeadlineFailure(message, boundary="reward.score")
             return (late,) * len(piece.places), None
         except BackendFailure as e:
-            e.args = (self.clean(str(e)),)
+            self._clean_failure(e)
             return (e,) * len(piece.places), None
         return answer, cost
 
@@ -307,8 +311,8 @@ class RemoteBackend(RewardBackend):
         answer = wire.read_answer(sent.body, len(piece.places), self._range)
         self.noted(sent, answer)
         for result in answer.results:
-            if isinstance(result, Exception):
-                result.args = (self.clean(str(result)),)
+            if not isinstance(result, RewardResult):
+                self._clean_failure(result)
         billed = sent.billed_gb_s or sent.memory_gb * answer.run_s
         cold = answer.cold if sent.cold is None else sent.cold
         return answer.results, RewardCost(1, cold, billed, answer.run_s)

@@ -53,10 +53,13 @@ class ScoringThreads:
     def _grow(self, num: int) -> None:
         with self._lock:
             self._num_open += num
-            wanted = min(self._most, self._num_open) - self._num_threads
-            for _ in range(wanted):
-                self._num_threads += 1
-                threading.Thread(target=self._work, name="reward", daemon=True).start()
+            self._add_threads()
+
+    def _add_threads(self) -> None:
+        """Start what threads the open jobs lack and may have; with the lock held."""
+        for _ in range(min(self._most, self._num_open) - self._num_threads):
+            self._num_threads += 1
+            threading.Thread(target=self._work, name="reward", daemon=True).start()
 
     def _write_off(self, batch: _Batch[Any], jobs: Sequence[_Job]) -> None:
         """Leave a batch: what still runs is hung, what has not begun never will."""
@@ -70,6 +73,7 @@ class ScoringThreads:
                     self.num_hung += 1
                     self._num_threads -= 1
                     self._num_open -= 1
+            self._add_threads()  # for jobs of others, which wait for their turn
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
