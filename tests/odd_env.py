@@ -8,6 +8,13 @@ import threading
 import time
 
 
+class Scalar:
+    """A number as NumPy has them."""
+
+    def tolist(self):
+        return 7
+
+
 class OddEnv:
     def __init__(self, name="odd", num_tasks=3, making=""):
         if making == "hang":
@@ -86,6 +93,13 @@ class OddEnv:
     def do_none(self, more):
         return None, 0.0, False, False, {}
 
+    def do_unspeakable(self, more):
+        class Mute(Exception):
+            def __str__(self):
+                raise ValueError("no words")
+
+        raise Mute
+
     def do_messages(self, more):
         return [{"role": "user", "content": "hello"}], 1, False, True, {}
 
@@ -102,7 +116,9 @@ class OddEnv:
         return "end"
 
     def num_tasks(self, split):
-        return self._tasks
+        if split == "scalar":
+            return Scalar()
+        return object() if split == "odd" else self._tasks
 
     def close(self):
         pass

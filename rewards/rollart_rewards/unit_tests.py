@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.cases import Cases, run_cases
@@ -25,6 +26,16 @@ from rollart_rewards.hidden_tests import CaseTests, PythonTests, is_right, read_
 
 _SOUND = HiddenTest("same", "assert same(1) == 1")
 _SOUND_SOURCE = "def same(x):\n    return x\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What came of a program's tests."""
+
+    passed: int
+    num_tests: int
+    silenced: bool = False
+    """Whether what runs the tests gave no answer: for the program's fault, or the box's."""
 
 
 class UnitTests(Reward):
@@ -83,38 +94,36 @@ class UnitTests(Reward):
         try:
             python = self.config.python or await find_python(box)
             if isinstance(tests, CaseTests):
-                return await self._run_cases(box, tests, source, python)
-            return await self._run_python(box, tests, source, python)
+                ran = await self._run_cases(box, tests, source, python)
+            else:
+                ran = await self._run_python(box, tests, source, python)
         finally:
             await self._boxes.give_back(box)
+        if ran.silenced:  # the first box is back: who holds one does not wait for another
+            await self._expect_sound(python)
+        return ran.passed, ran.num_tests
 
-    async def _run_python(
-        self, box: Sandbox, tests: PythonTests, source: str, python: str
-    ) -> tuple[int, int]:
+    async def _run_python(self, box: Sandbox, tests: PythonTests, source: str, python: str) -> _Ran:
         asked_for = tests.tests[: self.config.max_tests]
         interpreter = Interpreter(python, self.config.test_timeout_s)
         passed = 0
         for test in asked_for:
             judgement = await judge(box, test, source, interpreter)
             if judgement.verdict == "error":
-                await self._expect_sound(python)
+                return _Ran(passed, len(asked_for), silenced=True)
             passed += judgement.verdict == "passed"
-            is_over = self.config.credit == "all" and judgement.verdict == "failed"
-            if judgement.verdict == "error" or is_over:
+            if self.config.credit == "all" and judgement.verdict == "failed":
                 break
-        return passed, len(asked_for)
+        return _Ran(passed, len(asked_for))
 
-    async def _run_cases(
-        self, box: Sandbox, tests: CaseTests, source: str, python: str
-    ) -> tuple[int, int]:
+    async def _run_cases(self, box: Sandbox, tests: CaseTests, source: str, python: str) -> _Ran:
         config = self.config
         inputs = tests.inputs[: config.max_tests]
         stops = config.credit == "all"
         cases = Cases(inputs, tests.entry_point, config.cpu_s, stops)
         outputs = await run_cases(box, cases, source, python)
         if outputs is None:
-            await self._expect_sound(python)
-            outputs = []
+            return _Ran(0, len(inputs), silenced=True)
         passed = sum(
             found.how == "done"
             and is_right(
@@ -122,7 +131,7 @@ class UnitTests(Reward):
             )
             for found, wanted in zip(outputs, tests.outputs, strict=False)
         )
-        return passed, len(inputs)
+        return _Ran(passed, len(inputs))
 
     async def _expect_sound(self, python: str) -> None:
         """Raise unless tests work in a box that no program has been in.

@@ -7,6 +7,8 @@ outputs are right: whoever asks compares them, outside of the box.
     input: a text               --stdin-->  the program             --stdout-->  output: a text
     input: a list of arguments  --file--->  the program's function  ---file--->  output: JSON
 
+Outputs travel as base64: an answer has a most length, whatever characters are in it.
+
 The program has a process of its own for each input, with limits on processor time, memory and what
 it writes. It may stop this process, or answer in its place: that takes it no further than to have
 no outputs, or wrong ones.
@@ -14,6 +16,7 @@ no outputs, or wrong ones.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -126,7 +129,7 @@ def _write(folder: str, name: str, text: str) -> None:
 def _read(folder: str, name: str) -> str:
     try:
         with open(os.path.join(folder, name), "rb") as file:
-            return file.read(OUTPUT_BYTES).decode("utf-8", "replace")
+            return base64.b64encode(file.read(OUTPUT_BYTES)).decode("ascii")
     except OSError:
         return ""
 

@@ -1,21 +1,26 @@
 """A program's outputs on many inputs, from a box.
 
 Takes: a box that has started, a program and inputs. Gives: how it ended on each, and its output.
-Never: lets the right outputs into the box.
+Never: lets the right outputs into the box, or reads an answer of which a part is missing.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from rollart_core.boxes import case_runner
 from rollart_core.boxes.judging import CLEAN_ENV, GRACE_S, bearing
-from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.contracts.sandbox import ExecResult, Sandbox
+from rollart_core.errors import SandboxFailure
+
+_MOST_BYTES = 64 << 20
+"""Of one answer, where the box allows as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ async def run_cases(
         One output for each input, fewer when it stops early; None when the runner did not answer.
 
     Raises:
-        SandboxFailure: The box is gone.
+        SandboxFailure: The box is gone, or gives back less than one output may hold.
     """
     nonce = secrets.token_hex(16)
     try:
@@ -85,17 +90,58 @@ async def run_cases(
             timeout_s=GRACE_S + len(cases.inputs) * cases.wall_s,
             env=CLEAN_ENV,
             stdin=cases.request(source, nonce),
-            max_output_bytes=64 << 20,
+            max_output_bytes=_MOST_BYTES,
         )
     except OSError:
         return None
-    answers = bearing(result.stdout, nonce)
+    if not _is_cut(result):
+        return _outputs(result.stdout, nonce, len(cases.inputs))
+    if not result.stdout.startswith(b'\n{"nonce": "%s"' % nonce.encode()):
+        return None  # somebody else has written there: the runner writes nothing before its answer
+    if len(cases.inputs) > 1:
+        return await _in_halves(box, cases, source, python)
+    failure = SandboxFailure(
+        "the outputs do not fit: raise the sandbox's output_bytes", boundary="box.cases"
+    )
+    failure.retryable = False
+    raise failure
+
+
+def _is_cut(result: ExecResult) -> bool:
+    """Whether a part of stdout is missing, or may be."""
+    return result.truncated and (result.stdout_cut is not None or result.stderr_cut is None)
+
+
+async def _in_halves(
+    box: Sandbox, cases: Cases, source: str, python: str
+) -> list[CaseOutput] | None:
+    """Run a program on the first inputs, then on the others: each answer is half as long."""
+    middle = len(cases.inputs) // 2
+    first = await run_cases(box, replace(cases, inputs=cases.inputs[:middle]), source, python)
+    if first is None or len(first) < middle:
+        return first
+    if cases.stops and first[-1].how != case_runner.DONE:
+        return first
+    rest = await run_cases(box, replace(cases, inputs=cases.inputs[middle:]), source, python)
+    return None if rest is None else first + rest
+
+
+def _outputs(stdout: bytes, nonce: str, most: int) -> list[CaseOutput] | None:
+    """Return what the runner said; None when it said nothing that can be read."""
+    answers = bearing(stdout, nonce)
     found = answers[0].get("results") if len(answers) == 1 else None
-    if not isinstance(found, list) or len(found) > len(cases.inputs):
+    if not isinstance(found, list) or len(found) > most:
         return None
     if not all(isinstance(one, list) and len(one) == 2 for one in found):
         return None
-    return [CaseOutput(str(how), str(output)) for how, output in found]
+    try:
+        return [CaseOutput(str(how), _text(str(output))) for how, output in found]
+    except ValueError:
+        return None
+
+
+def _text(output: str) -> str:
+    return base64.b64decode(output, validate=True).decode("utf-8", "replace")
 
 
 @cache

@@ -92,8 +92,12 @@ async def open_env(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
     given, rest = config.split(options)
     recipe = await asyncio.to_thread(_recipe, given, env_id)
     seat = Seat(recipe, env_id, rest)
-    await loop.on_loop(seat.open())
-    return IsolatedEnv(seat)
+    try:
+        await loop.on_loop(seat.open())
+        return IsolatedEnv(seat)
+    except BaseException:
+        await asyncio.shield(loop.on_loop(seat.close()))
+        raise
 
 
 def make(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
@@ -107,11 +111,12 @@ def make(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
     seat = Seat(_recipe(given, env_id), env_id, rest)
     try:
         loop.run(seat.open())
-    except SandboxFailure as e:
-        if e.retryable:
-            raise
-        raise PluginError(f"{env_id}: {e}") from e
-    return IsolatedEnv(seat)
+        return IsolatedEnv(seat)
+    except BaseException as e:
+        loop.run(seat.close())
+        if isinstance(e, SandboxFailure) and not e.retryable:
+            raise PluginError(f"{env_id}: {e}") from e
+        raise
 
 
 _recipes: dict[str, Recipe] = {}

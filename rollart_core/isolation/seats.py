@@ -74,7 +74,8 @@ class _Boxes:
 
     async def _close(self, box: EnvBox) -> None:
         """Close an empty box, and with the last of them the pool."""
-        start = self._starts.pop(box)
+        if box.num_seats or (start := self._starts.pop(box, None)) is None:
+            return  # somebody has sat down since, or it is being closed
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
         await box.close()
@@ -141,7 +142,12 @@ class Seat:
             UserError: When it cannot be made of these options.
             EpisodeError: When its making raised, or the box is gone.
         """
-        self.facts = dict(await self._ask("open"))
+        said = await self._ask("open")
+        if not isinstance(said, dict) or not isinstance(said.get("offers", []), list):
+            await asyncio.shield(self._leave())
+            message = "the box says of its environment what cannot be read"
+            raise SandboxFailure(message, boundary="isolation")
+        self.facts = said
 
     async def call(self, call: str, *args: object) -> Any:
         """Call a method of the environment.

@@ -93,7 +93,7 @@ class Seat:
 
     def oracle(self) -> str | None:
         """Return the expert's next action."""
-        advice: str | None = self._guard.run("oracle", self._session.oracle)
+        advice: str | None = plain(self._guard.run("oracle", self._session.oracle))
         return advice
 
     def secrets(self) -> list[str]:
@@ -102,7 +102,8 @@ class Seat:
 
     def num_tasks(self, split: str) -> int | None:
         """Return how many tasks a split has."""
-        count: int | None = self._guard.run("num_tasks", lambda: self._session.num_tasks(split))
+        said = self._guard.run("num_tasks", lambda: self._session.num_tasks(split))
+        count: int | None = plain(said)
         return count
 
     def corpus(self) -> list[str]:
@@ -263,24 +264,27 @@ class _Server:
                     value = seat.facts()
                 elif seat is not None:
                     value = getattr(seat, call)(*args)
-                answer = {"id": request["id"], "value": value}
+                line = json.dumps({"id": request["id"], "value": value})
             except BaseException as e:  # SystemExit of foreign code included: the client is told
-                answer = {"id": request["id"], "error": _error(e)}
-            self._send(answer)
+                line = json.dumps({"id": request["id"], "error": _error(e)})
+            self._send(line)
             if call in ("close", "describe"):
                 return
 
-    def _send(self, answer: dict[str, Any]) -> None:
-        line = json.dumps(answer) + "\n"
+    def _send(self, line: str) -> None:
         with self._writing:
-            self._answers.write(line)
+            self._answers.write(line + "\n")
             self._answers.flush()
 
 
 def _error(error: BaseException) -> dict[str, Any]:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     names = [cls.__name__ for cls in type(error).__mro__]
-    return {"types": names, "message": str(error), "trace": trace[-4000:]}
+    try:
+        message = str(error)
+    except Exception:  # of foreign code
+        message = "it cannot say what is wrong"
+    return {"types": names, "message": message, "trace": trace[-4000:]}
 
 
 def main(path: str) -> None:

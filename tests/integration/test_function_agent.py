@@ -106,6 +106,18 @@ def test_how_a_program_ends_decides_what_its_episode_is(then, status, reward, wo
 
 
 @needs_walls
+def test_what_one_box_has_room_for_is_judged_with_one_box():
+    kills = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
+    names = " ".join(
+        task.entry_point for task in FunctionRepairAgent(sandbox="bubblewrap")._book.tasks.values()
+    )
+    program = ("sh", "-c", f'python3 -c "$ASK" && cat > solution.py <<EOF\n{kills}# {names}\nEOF')
+    pool = {"max_boxes": 1, "wait_s": 3}
+    trajectory, _ = play(["hello"], program=program, env={"ASK": ASK}, pool=pool)
+    assert (trajectory.status, trajectory.reward) == ("finished", 0.0), trajectory.failure
+
+
+@needs_walls
 def test_a_program_past_the_episodes_deadline_is_killed_with_its_box():
     program = ("sh", "-c", "sleep 100")
     trajectory, _ = play([], program=program, limits={"episode_s": 2.5})

@@ -33,6 +33,7 @@ from rollart_core.errors import (
 from rollart_core.isolation import box as box_module
 from rollart_core.isolation import seats
 from rollart_core.isolation.config import Isolation
+from rollart_core.isolation.env import open_env
 from rollart_core.isolation.image import Build, build_image, find_project
 from rollart_core.isolation.recipe import recipe_of
 from rollart_core.isolation.venv import made_venv
@@ -396,6 +397,80 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
             future.result(10)
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("lie", [None, 5, {"offers": 5}, {"offers": "secrets"}])
+@pytest.mark.parametrize("how", ["make", "open_env", "begin"])
+def test_a_box_that_lies_in_open_is_left(
+    how: str, lie: object, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"isolation": isolation("venv", folder)}
+    honest = box_module.EnvBox.call
+    lies = how != "begin"
+
+    async def call(box: box_module.EnvBox, seat: int, call: str, *args: object) -> Any:
+        said = await honest(box, seat, call, *args)
+        return lie if call == "open" and lies else said
+
+    monkeypatch.setattr(box_module.EnvBox, "call", call)
+    with pytest.raises(SandboxFailure, match="cannot be read"):
+        if how == "make":
+            registry.make(ODD, **given)
+        elif how == "open_env":
+            asyncio.run(open_env(ODD, given))
+        else:
+            env = registry.make(ODD, **given)
+            loop.run(env._seat._leave())
+            lies = True
+            env.reset()
+    assert [b.num_seats for each in seats._boxes.values() for b in each._starts] == [0]
+
+
+def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(seat: seats.Seat) -> None:
+        raise RuntimeError("of all things")
+
+    monkeypatch.setattr("rollart_core.isolation.env.IsolatedEnv", broken)
+    given = {"isolation": isolation("venv", folder)}
+    with pytest.raises(RuntimeError, match="of all things"):
+        registry.make(ODD, **given)
+    with pytest.raises(RuntimeError, match="of all things"):
+        asyncio.run(open_env(ODD, given))
+    assert [b.num_seats for each in seats._boxes.values() for b in each._starts] == [0]
+
+
+def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None:
+    env = make("venv", folder)
+    try:
+        env.reset()
+        assert loop.submit(env._seat.call("num_tasks", "scalar")).result(30) == 7
+        with pytest.raises(EnvironmentFailure, match="tolist"):
+            loop.submit(env._seat.call("num_tasks", "odd")).result(30)
+        with pytest.raises(EnvironmentFailure, match="Mute: it cannot say what is wrong"):
+            loop.submit(env._seat.call("step", "unspeakable")).result(30)
+        assert env.step("turn")[0] == "2"
+    finally:
+        env.close()
+
+
+def test_a_box_that_is_about_to_close_is_not_closed_under_who_sits_down(folder: Path) -> None:
+    env = make("venv", folder)
+    seat = env._seat
+
+    async def look_then_lend() -> None:
+        boxes, box = seat._boxes, seat._box
+        await seat._leave()
+        boxes._look(box, box.num_opened)
+        assert await boxes.lend() is box
+        await asyncio.sleep(0.05)
+        assert box.alive
+        await boxes.take_back(box)
+        await asyncio.gather(boxes.close_idle(), boxes.close_idle())
+
+    loop.run(look_then_lend())
+    env.close()
 
 
 async def _say(box: Any, data: bytes) -> None:

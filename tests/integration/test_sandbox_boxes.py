@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -197,6 +198,40 @@ def test_files_that_cannot_be_had(wall) -> None:
             with pytest.raises(OSError, match=r"\w"):
                 await box.write_file("d", b"")
             assert (await box.exec(["ls", "-A"], timeout_s=30)).stdout == b"big\nd\nf\n"
+
+    asyncio.run(main())
+
+
+def test_a_file_with_more_in_it_than_its_size_says_is_refused(wall) -> None:
+    async def main() -> None:
+        async with opened(wall, file_bytes=100) as box:
+            with pytest.raises(OSError, match=r"larger than 100 bytes|outside the box"):
+                await box.read_file("/proc/cpuinfo")
+            await box.write_file("kept", b"x" * 100)
+            assert await box.read_file("kept") == b"x" * 100
+
+    asyncio.run(main())
+
+
+def test_what_no_system_call_takes_is_refused(wall) -> None:
+    async def main() -> None:
+        async with opened(wall) as box:
+            told: list[tuple[list[str], dict[str, object]]] = [
+                (["echo", "a\0b"], {}),
+                (["a\0b"], {}),
+                (["true"], {"env": {"A": "\0"}}),
+                (["true"], {"env": {"A=B": "x"}}),
+                (["true"], {"cwd": "a\0b"}),
+            ]
+            for argv, more in told:
+                with pytest.raises(OSError, match=r"null byte|NUL|illegal") as raised:
+                    await box.exec(argv, timeout_s=30, **more)
+                assert raised.value.errno == errno.EINVAL
+            with pytest.raises(OSError, match="NUL"):
+                await box.read_file("a\0b")
+            with pytest.raises(OSError, match="null byte"):
+                await box.program(["\0"], take=print, begun=lambda write: None, timeout_s=30)
+            assert (await box.exec(["true"], timeout_s=30)).exit_code == 0
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -205,6 +206,36 @@ def test_odd_requests_get_an_answer_and_go_nowhere(said, status) -> None:
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert answer.count(b"\r\n\r\n") == 1
             assert (await box.exec(["true"], timeout_s=30)).exit_code == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("loopback_is_public")
+def test_an_address_to_which_there_is_no_road_is_passed_over(monkeypatch) -> None:
+    async def resolve(name: str, port: int) -> list[str]:
+        return ["2001:db8::1", "2001:db8::2", "127.0.0.1"][: 2 if name == "six.test" else 3]
+
+    connect = asyncio.open_connection
+
+    async def connecting(found: str, port: int, **more):
+        if ":" in found:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+        return await connect(found, port, **more)
+
+    monkeypatch.setattr(asyncio, "open_connection", connecting)
+
+    async def main() -> None:
+        async with echo() as port:
+            one = proxy.Proxy([f"both.test:{port}", f"six.test:{port}"], resolve=resolve)
+            reader, writer = await one._connect("both.test", port)
+            writer.write(b"hello")
+            writer.write_eof()
+            assert await reader.read() == b"hello"
+            writer.close()
+            await writer.wait_closed()
+            with pytest.raises(proxy.Refused, match="reached: Network is unreachable") as refused:
+                await one._connect("six.test", port)
+            assert refused.value.status == 502
 
     asyncio.run(main())
 

@@ -97,6 +97,18 @@ LEAVES = {
 }
 
 
+def test_what_one_box_has_room_for_is_judged_with_one_box(walled):
+    pool = {"max_boxes": 1, "wait_s": 3}
+    given = {"tasks": walled.config.tasks, "test_timeout_s": 3.0, "pool": pool}
+    env = FunctionRepairEnv(sandbox="bubblewrap", num_attempts=2, **given)
+    try:
+        killed, good = judged(env, f"{LEAVES['a killed judge']}\n{BAD}", GOOD)
+        assert killed[1:] == (0.0, False)
+        assert good[1:] == (1.0, True)
+    finally:
+        env.close()
+
+
 @pytest.mark.parametrize("name", LEAVES)
 def test_nothing_that_an_answer_leaves_changes_the_next_judgement(walled, name):
     first, bad, good = judged(walled, f"{LEAVES[name]}\n{BAD}", BAD, GOOD)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sandbox_walls import no_bubblewrap
+from sandbox_walls import no_bubblewrap, opened
 
 from rollart_core import registry
-from rollart_core.errors import RewardFailure
+from rollart_core.boxes.cases import CaseOutput, Cases, run_cases
+from rollart_core.errors import RewardFailure, SandboxFailure
 from rollart_core.testing import assert_checks, check_reward
 from rollart_rewards.examples import asked
 from rollart_rewards.hidden_tests import CaseTests, is_right, read_tests
@@ -92,6 +95,53 @@ def test_credit_for_each_test_that_passes() -> None:
         assert value(reward, "def add(a, b):\n    return 3\n", ADDS) == 0.5
     finally:
         reward.close()
+
+
+@pytest.mark.parametrize("tests", [SUMS, ADDS], ids=["cases", "python"])
+def test_what_one_box_has_room_for_is_judged_with_one_box(tests: dict[str, Any]) -> None:
+    if why := no_bubblewrap():
+        pytest.skip(why)
+    reward = UnitTests(**options(pool={"max_boxes": 1, "wait_s": 3}))
+    try:
+        program = HOSTILE["kills what runs it"] + GOOD
+        assert value(reward, program, tests) == 0.0
+    finally:
+        reward.close()
+
+
+def outputs(cases: Cases, program: str, **more: Any) -> list[CaseOutput] | None:
+    async def main() -> list[CaseOutput] | None:
+        async with opened("process", **more) as box:
+            return await run_cases(box, cases, program, sys.executable)
+
+    return asyncio.run(main())
+
+
+def test_outputs_that_do_not_fit_into_one_answer_are_all_read() -> None:
+    inputs = [str(n) for n in range(6)]
+    found = outputs(Cases(inputs), "print(input() * 900000)")
+    assert found == [CaseOutput("done", n * 900_000 + "\n") for n in inputs]
+    program = "n = int(input())\nprint('x' * 900000)\nraise SystemExit(n == 2)"
+    found = outputs(Cases(inputs, stops=True), program, output_bytes=2 << 20)
+    assert found is not None
+    assert [one.how for one in found] == ["done", "done", "crashed"]
+    assert found[1].output == "x" * 900_000 + "\n"
+    found = outputs(Cases(["1"]), "import sys\nsys.stdout.buffer.write(b'\\0' * 10**6)")
+    assert found == [CaseOutput("done", "\0" * 1_000_000)]
+
+
+def test_an_answer_that_never_fits_is_no_wrong_answer() -> None:
+    with pytest.raises(SandboxFailure, match="raise the sandbox's output_bytes") as raised:
+        outputs(Cases(["1", "2"]), "print('x' * 900000)", output_bytes=1 << 20)
+    assert not raised.value.retryable
+
+
+def test_a_program_that_floods_its_runner_has_no_outputs() -> None:
+    flood = "import os\nout = os.open(f'/proc/{os.getppid()}/fd/%d', os.O_WRONLY)\n"
+    flood += "for _ in range(80): os.write(out, b'x' * 65536)\n"
+    assert outputs(Cases(["1", "2"]), flood % 1) is None
+    found = outputs(Cases(["1", "2"]), flood % 2 + "print(input())")
+    assert found == [CaseOutput("done", "1\n"), CaseOutput("done", "2\n")]
 
 
 def test_it_keeps_its_contract(reward: UnitTests) -> None:

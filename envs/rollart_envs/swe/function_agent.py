@@ -77,6 +77,7 @@ class FunctionRepairAgent(BoxAgent):
         if self.task.entry_point in candidate:
             judgement = await judge(self.box, self.task.hidden, candidate, self._interpreter)
             if judgement.verdict == "error":
+                await self._give_back()  # who holds a box must not wait for another
                 await expect_gold(self._boxes, self.task, self._interpreter)
             passed = judgement.verdict == "passed"
         return AgentResult(float(passed), passed, {"passed": float(passed)})

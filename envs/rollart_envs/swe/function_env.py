@@ -110,8 +110,9 @@ class FunctionRepairEnv(BoxEnv):
         self._is_used = True
         judgement = await judge(box, self.task.hidden, candidate, self._interpreter)
         if judgement.verdict == "error":
-            await expect_gold(self._boxes, self.task, self._interpreter)
+            await self._give_back()  # who holds a box must not wait for another
             self._clean = None
+            await expect_gold(self._boxes, self.task, self._interpreter)
         return judgement
 
     async def _clean_box(self) -> Sandbox:

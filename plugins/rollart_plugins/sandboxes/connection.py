@@ -33,7 +33,8 @@ Begun = Callable[[Callable[[bytes], None]], None]
 
 
 INSIDE: Final = (
-    *("processes", "tree", "packing", "restoring", "streams", "files", "snapshots", "agent"),
+    *("processes", "contents", "tree", "packing", "restoring", "streams", "files", "snapshots"),
+    "agent",
 )
 """What is sent into the box, in the order in which it is needed."""
 

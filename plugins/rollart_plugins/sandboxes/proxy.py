@@ -111,16 +111,23 @@ class Proxy:
         if not network.allowed(self._rules, host, port):
             named = ", ".join(map(str, self._rules))
             raise Refused(403, f"the box may not reach {where}; it may reach: {named}")
+        why = "it has no address"
         try:
             async with asyncio.timeout(CONNECT_S):
                 for found in await self._addresses(host, port):
-                    with contextlib.suppress(ConnectionError):
+                    try:
                         return await asyncio.open_connection(found, port, limit=HEAD_BYTES)
+                    except TimeoutError:
+                        raise
+                    except ConnectionError:
+                        why = "the connection is refused"
+                    except OSError as e:  # there may be no road to one address, and one to the next
+                        why = e.strerror or str(e)
         except TimeoutError:
             raise Refused(504, f"{where} does not answer within {CONNECT_S:g} s") from None
         except OSError as e:
             raise Refused(502, f"{where} cannot be reached: {e.strerror or e}") from None
-        raise Refused(502, f"{where} cannot be reached: the connection is refused")
+        raise Refused(502, f"{where} cannot be reached: {why}")
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         if network.address(host) is not None:  # the config names this very address

@@ -301,7 +301,7 @@ class Agent:
     def inside(self, path: str) -> str:
         """Return the absolute path; where the box has no root of its own, refuse one outside."""
         if "\0" in path:
-            raise ValueError("a path holds a NUL")
+            raise OSError(errno.EINVAL, "a path holds a NUL", path)
         whole = os.path.join(self.root, path)
         if not self.confine:
             return whole
@@ -337,9 +337,11 @@ class Agent:
                 start_new_session=True,
                 bufsize=0,
             )
-        except OSError as e:
+        except (OSError, ValueError) as e:
             if ours is not None:
                 ours.close()
+            if not isinstance(e, OSError):  # what no system call takes, such as a NUL
+                raise OSError(errno.EINVAL, str(e)) from None
             if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
                 raise
             code = 127 if isinstance(e, FileNotFoundError) else 126

@@ -16,13 +16,13 @@ import os
 import stat
 import struct
 
-from rollart_plugins.sandboxes.inside.tree import Folders, Note
+from rollart_plugins.sandboxes.inside.contents import CHUNK, Telling, data_spans, hasher, span
+from rollart_plugins.sandboxes.inside.tree import Folders, Note, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Generator, Iterator, List, Tuple
 
-CHUNK = 1 << 18
 RECORD = struct.Struct(">IQ")
 MOST_LEVELS = 1000
 
@@ -32,6 +32,7 @@ class Packing:
 
     def __init__(self, roots: List[str]) -> None:
         self.folders = Folders(roots)
+        self.telling = Telling()
         self.notes: Dict[str, Note] = {}
         self.num_notes = self.at = 0
         self.links: Dict[Tuple[int, int], str] = {}
@@ -92,6 +93,8 @@ class Packing:
             return not note.foreign
         first = self.links.setdefault((found.st_dev, found.st_ino), path)
         if first != path:
+            known = find(self.notes, first)
+            note.digest = b"" if known is None else known.digest
             yield from self.record(path, note, "h", first)
         elif kind == stat.S_IFREG:
             yield from self.file(fd, name, path, note)
@@ -115,8 +118,14 @@ class Packing:
             spans = data_spans(handle, found)
             length = sum(length for _, length in spans)
             yield from self.record(path, note, "f", [found.st_size, spans], length)
+            telling = self.telling.of(handle, found.st_dev)
+            whole = None if telling else hasher(found.st_size, spans)
             for start, length in spans:
-                yield from span(handle, start, length)
+                for data in span(handle, start, length):
+                    if whole is not None:
+                        whole.update(data)
+                    yield data
+            note.digest = b"" if whole is None else whole.digest()
             note.length = self.at - note.at
             self.folders.note(note, os.fstat(handle))
         finally:
@@ -128,32 +137,6 @@ class Packing:
         header = json.dumps([path, kind, note.mode, note.mtime_ns, more]).encode()
         note.at, note.length = self.at, RECORD.size + len(header) + length
         yield RECORD.pack(len(header), length) + header
-
-
-def data_spans(handle: int, found: os.stat_result) -> List[Tuple[int, int]]:
-    """Return where the bytes of a file lie that are not holes, as start and length."""
-    size, at = found.st_size, 0
-    spans: List[Tuple[int, int]] = []
-    if found.st_blocks * 512 >= size:
-        return [(0, size)] if size else []
-    while at < size:
-        try:
-            start = os.lseek(handle, at, os.SEEK_DATA)
-        except OSError as e:
-            if e.errno == errno.ENXIO:
-                break
-            return [(0, size)]
-        at = os.lseek(handle, start, os.SEEK_HOLE)
-        spans.append((start, min(at, size) - start))
-    return spans
-
-
-def span(handle: int, start: int, length: int) -> Iterator[bytes]:
-    """Yield so many bytes of a file, with zeros for what is no longer there."""
-    while length:
-        data = os.pread(handle, min(CHUNK, length), start) or bytes(min(CHUNK, length))
-        yield data
-        start, length = start + len(data), length - len(data)
 
 
 def records(read: Callable[[int], bytes]) -> Iterator[Tuple[Any, Iterator[bytes]]]:

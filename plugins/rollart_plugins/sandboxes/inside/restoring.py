@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from rollart_plugins.sandboxes.inside.contents import digest
 from rollart_plugins.sandboxes.inside.tree import Folders, Note, every, find, remove
 
 TYPE_CHECKING = False
@@ -72,6 +73,7 @@ class Restoring:
                 continue
             found = look(name, dir_fd=fd, follow_symlinks=False)
             same = found.st_ctime_ns == note.ctime_ns and found.st_ino == note.inode
+            same = same and (not note.digest or holds(fd, name, note, found))
             if note.names is not None and stat.S_ISDIR(found.st_mode):
                 below = path + "/" + name
                 if not same:
@@ -104,9 +106,12 @@ class Restoring:
         if kind == "h":
             self.link(fd, name, more)
             self.relinked += [path, more]
+            note, first = find(self.notes, path), find(self.notes, more)
+            if note is not None and first is not None:
+                note.digest = first.digest
             return
         if kind == "f":
-            write_file(fd, name, mode, more, body)
+            self.write_file(fd, path, mode, more, body)
         elif kind == "l":
             os.symlink(more, name, dir_fd=fd)
         elif kind == "p":
@@ -131,6 +136,19 @@ class Restoring:
         finally:
             os.close(here)
 
+    def write_file(self, fd: int, path: str, mode: int, more: Any, body: Iterator[bytes]) -> None:
+        """Write a new file, and note the digest of what is in it now where one was noted."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(path.rpartition("/")[2], flags, 0o600, dir_fd=fd)
+        try:
+            fill(handle, more, body)
+            note = find(self.notes, path)
+            if note is not None and note.digest:
+                note.digest = digest(handle, os.fstat(handle))
+            os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
+
     def note(self, fd: int, name: str, path: str) -> None:
         note = find(self.notes, path)
         if note is not None:
@@ -144,21 +162,31 @@ class Restoring:
         self.folders.settle(self.notes)
 
 
-def write_file(fd: int, name: str, mode: int, more: Any, body: Iterator[bytes]) -> None:
-    """Write a new file: its size, and the spans of it that come."""
-    size, spans = more
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(name, flags, 0o600, dir_fd=fd)
+def holds(fd: int, name: str, note: Note, found: os.stat_result) -> bool:
+    """Whether a file holds the bytes that were noted.
+
+    Who may not read a file cannot map it, and leave to do so would have set its change time.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        data = memoryview(b"")
-        for start, length in spans:
-            while length:
-                data = data if data else memoryview(next(body, b""))
-                if not data:
-                    raise EOFError("a file is longer than its record")
-                done = os.pwrite(handle, data[:length], start)
-                data, start, length = data[done:], start + done, length - done
-        os.ftruncate(handle, size)
-        os.fchmod(handle, mode)
+        handle = os.open(name, flags, dir_fd=fd)
+    except PermissionError:
+        return True
+    try:
+        return digest(handle, found) == note.digest
     finally:
         os.close(handle)
+
+
+def fill(handle: int, more: Any, body: Iterator[bytes]) -> None:
+    """Give a new file its size, and the spans of it that come."""
+    size, spans = more
+    data = memoryview(b"")
+    for start, length in spans:
+        while length:
+            data = data if data else memoryview(next(body, b""))
+            if not data:
+                raise EOFError("a file is longer than its record")
+            done = os.pwrite(handle, data[:length], start)
+            data, start, length = data[done:], start + done, length - done
+    os.ftruncate(handle, size)

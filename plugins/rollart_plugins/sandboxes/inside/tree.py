@@ -4,8 +4,9 @@ Takes: folders. Gives: descriptors of folders below them, and notes of each path
 comparison tells what has changed. Never: follows a symlink, holds a descriptor for each level of a
 deep tree, or recurses.
 
-A note holds a path's inode and change time, which no user can set, and which every change of bytes,
-mode, owner, times or links sets. So what bears both is what was packed.
+A note holds a path's inode and change time, which no user can set, and which every change of mode,
+owner, times or links sets, and every write to a file. Where a write through a mapping may not set
+it, the note holds a digest too (``contents``). So what bears them all is what was packed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ CLOCK_REALTIME_COARSE = 5  # what change times are taken from
 class Note:
     """What is known of one path: where it is in the archive, and how to tell that it changed."""
 
-    __slots__ = ("at", "ctime_ns", "foreign", "inode", "length", "mode", "mtime_ns", "names")
+    __slots__ = (
+        *("at", "ctime_ns", "digest", "foreign", "inode", "length", "mode", "mtime_ns", "names"),
+    )
 
     def __init__(self, mode: int, mtime_ns: int) -> None:
         self.mode, self.mtime_ns = mode, mtime_ns
         self.inode = self.ctime_ns = -1
         self.at = self.length = 0
+        self.digest = b""  # of a file whose change time does not say everything
         self.names: Optional[Dict[str, Note]] = None  # what is in a folder
         self.foreign = False  # a folder of somebody else's that cannot be entered
 
