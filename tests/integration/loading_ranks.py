@@ -8,6 +8,7 @@ shards of all ranks, the bytes of this rank's, and the most bytes torch had give
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -40,6 +41,7 @@ def peak(load: Callable[[], nn.Module], folder: Path) -> tuple[nn.Module, int]:
     A file of its folder that is mapped counts as given out, whole, but is no memory that is held.
     """
     mapped = {file.stat().st_size for file in folder.iterdir()}
+    gc.collect()  # an earlier model that went meanwhile would be taken from this one
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         model = load()
     results = seen.profiler.kineto_results
