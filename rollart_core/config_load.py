@@ -97,11 +97,16 @@ def read_run_config(path: Path) -> dict[str, Any]:
         ConfigError: As :func:`read_yaml`; and for a suite, which is another command's.
     """
     mapping = read_yaml(path)
-    if "suite" in mapping:
+    if is_suite(mapping):
         raise ConfigError(
             f"{path}: this is a suite of environments: `rollart eval {path}` plays it"
         )
     return mapping
+
+
+def is_suite(mapping: Mapping[str, Any]) -> bool:
+    """Return whether a file is a suite of environments, and not a run config."""
+    return "suite" in mapping
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rollart_core.errors import NEAR
 
-JOURNAL = "journal.db"
 _CONFIGS = (".yaml", ".yml")
 
 
@@ -30,7 +29,7 @@ def no_such_file(path: Path) -> str:
     return message + _mend(_nearest(path.stem, {other.stem: other for other in reversed(others)}))
 
 
-def no_run(path: Path, lacks: str = JOURNAL) -> str:
+def no_run(path: Path, lacks: str) -> str:
     """Return what to say of a folder that no run lies in.
 
     Args:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import reprlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Final, cast
 
 import pluggy
 
-from rollart_core import hookspecs, plugin_api
+from rollart_core import hookspecs
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -32,16 +31,15 @@ from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.sandbox import SandboxSpec
-from rollart_core.contracts.spec import ID_PATTERN, CommandSpec, PluginSpec
+from rollart_core.contracts.spec import CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, did_you_mean, first_line
+from rollart_core.plugin_specs import AnySpec, key_of, of_its_version, spec_fault, text_fault
 
 GROUP: Final = "rollart"
 CORE: Final = "rollart"
 """Our own distribution: its names are taken, so whoever collides with it is the broken one."""
-
-AnySpec = PluginSpec | CommandSpec
 
 KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
     {
@@ -59,13 +57,6 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
     }
 )
 """Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
-
-RESERVED_COMMANDS: Final = frozenset(
-    """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
-    simulate audit view
-    build sandbox model plot export scale bench""".split()  # noqa: SIM905 - one word a command
-)
-"""Command names that belong to RollArt itself, now or later."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +88,7 @@ class Registered:
     @property
     def key(self) -> str:
         """The id of the spec, or the name of the command."""
-        return _key(self.spec)
+        return key_of(self.spec)
 
 
 @dataclass(slots=True)
@@ -345,51 +336,14 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         if not isinstance(spec, wanted):
             candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
             continue
-        if fault := _text_fault(spec):
+        if fault := text_fault(spec):
             candidate.fail(f"{hook}: {fault}")
             continue  # nothing can be looked up by such an id or alias
-        spec = _of_its_version(spec, candidate.target)
+        spec = of_its_version(spec, candidate.target)
         candidate.specs.append((kind, spec))
-        reason = _spec_fault(spec)
+        reason = spec_fault(spec)
         if reason:
             candidate.fail(reason)
-
-
-def _text_fault(spec: AnySpec) -> str | None:
-    """Return what of a spec is no text and has to be: annotations hold nobody to it."""
-    needed = ("name" if isinstance(spec, CommandSpec) else "id", "entry_point")
-    for name in (*needed, "alias", "config", "summary"):
-        value = getattr(spec, name, None)
-        if not isinstance(value, str) and (value is not None or name in needed):
-            return f"{name} must be text, got {reprlib.repr(value)}"
-    return None
-
-
-def _of_its_version(spec: AnySpec, target: object) -> AnySpec:
-    if isinstance(spec, CommandSpec):
-        return spec
-    if not spec.contract_version:
-        # What the module says may be no number at all, which is told as the fault it is.
-        spec = replace(spec, contract_version=cast("int", plugin_api.declared(target)))
-    return plugin_api.as_today(spec)
-
-
-def _spec_fault(spec: AnySpec) -> str | None:
-    if ":" not in spec.entry_point:
-        return f"{_key(spec)}: entry_point {spec.entry_point!r} is not of the form 'module:Class'"
-    if isinstance(spec, CommandSpec):
-        taken = spec.name in RESERVED_COMMANDS
-        return f"command {spec.name!r} is one of RollArt's own" if taken else None
-    fault = plugin_api.version_fault(spec.contract_version)
-    if fault:
-        return f"{spec.id} speaks {fault}"
-    if not ID_PATTERN.match(spec.id):
-        return f"id {spec.id!r} is not of the form 'namespace/Name-vN'"
-    return None
-
-
-def _key(spec: AnySpec) -> str:
-    return spec.name if isinstance(spec, CommandSpec) else spec.id
 
 
 def _names(candidate: _Candidate) -> list[str]:
@@ -397,7 +351,7 @@ def _names(candidate: _Candidate) -> list[str]:
 
 
 def _keys(kind: str, candidate: _Candidate) -> list[str]:
-    return [_key(spec) for k, spec in candidate.specs if k == kind]
+    return [key_of(spec) for k, spec in candidate.specs if k == kind]
 
 
 def _aliases(kind: str, candidate: _Candidate) -> list[str]:

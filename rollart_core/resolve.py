@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from rollart_core import registry
-from rollart_core.config import Deadlines, RunConfig
+from rollart_core.config import Deadlines, EngineClass, RunConfig
 from rollart_core.config_agents import has_no_agent
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
@@ -275,11 +275,7 @@ def resolve_all(
     find_own = PluginFinder(problems.append, import_classes, look_here)
     reward = find("rewards", config.reward, "reward") if config.reward else None
     algorithm = find("algorithms", config.algorithm, "algorithm")
-    engine = find("inference_engines", config.engine, "engine")
-    engines = [
-        find("inference_engines", one.engine, "engines", i, "engine")
-        for i, one in enumerate(config.engines)
-    ]
+    engine, *engines = _engines(config, find)
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
     find_tracker = replace(find_own, look_here=look_here and trains)  # else nobody is told
@@ -310,12 +306,22 @@ def resolve_all(
         scoring=scoring,
         deadlines=_filled(config, envs),
         teacher=teacher,
-        engines=tuple(
-            ResolvedEngines(one.name, plugin, one.count)
-            for one, plugin in zip(config.engines, engines, strict=True)
-        ),
+        engines=tuple(map(_class, config.engines, engines)),
     )
     return Resolution(config, envs, engine, mapper, run, problems)
+
+
+def _engines(config: RunConfig, find: PluginFinder) -> list[ResolvedPlugin[InferenceEngineSpec]]:
+    """Find the engine, then those of further classes."""
+    further = [
+        find("inference_engines", one.engine, "engines", i, "engine")
+        for i, one in enumerate(config.engines)
+    ]
+    return [find("inference_engines", config.engine, "engine"), *further]
+
+
+def _class(one: EngineClass, plugin: ResolvedPlugin[InferenceEngineSpec]) -> ResolvedEngines:
+    return ResolvedEngines(one.name, plugin, one.count)
 
 
 def _teacher(config: RunConfig, find: PluginFinder) -> ResolvedPlugin[InferenceEngineSpec] | None:

@@ -282,8 +282,7 @@ def _split_problems(config: RunConfig, one: _Asked, spec: EnvSpec) -> Iterable[P
     for key, split in wanted.items():
         if split in spec.splits:
             continue
-        near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
-        message = f"{spec.id} has no split {split!r}.{near}"
+        message = no_split(spec, split)
         if not isinstance(one.ref, EnvEntry):
             yield Problem(of_run[key], message)
         elif getattr(one.run, key) is None:
@@ -291,6 +290,12 @@ def _split_problems(config: RunConfig, one: _Asked, spec: EnvSpec) -> Iterable[P
             yield Problem((*one.key, "run", key), f"is {where} unless set, and {message}")
         else:
             yield Problem((*one.key, "run", key), message)
+
+
+def no_split(spec: EnvSpec, split: str) -> str:
+    """Return what to say of a split that an environment does not have."""
+    near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
+    return f"{spec.id} has no split {split!r}.{near}"
 
 
 def _boxed(

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollart_core.cli.output import print_json, print_table
-from rollart_core.errors import UserError
-from rollart_core.near import no_run
 
 if TYPE_CHECKING:
     from rollart_core.engine.audit import AuditReport
@@ -35,8 +33,6 @@ def audit(
     """
     from rollart_core.engine.audit import audit as audited
 
-    if not (run_dir / "journal.db").is_file():
-        raise UserError(no_run(run_dir))
     found = audited(run_dir)
     if as_json:
         print_json(found.as_dict())

@@ -15,7 +15,8 @@ from rollart_core import registry
 from rollart_core.cli.options import as_options
 from rollart_core.cli.play_agent import play_agent, refusals_told
 from rollart_core.contracts.adapter import split_id
-from rollart_core.errors import UserError, did_you_mean
+from rollart_core.errors import UserError
+from rollart_core.resolve_envs import no_split
 from rollart_core.types import Observation
 
 _HINT = "?"
@@ -55,8 +56,7 @@ def check_split(env: str, options: Mapping[str, object], split: str) -> None:
         return  # module:Class has a default spec, which knows nothing of its splits
     spec = registry.env_spec(env, options)
     if split not in spec.splits:
-        near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
-        raise UserError(f"--split: {spec.id} has no split {split!r}.{near}")
+        raise UserError(f"--split: {no_split(spec, split)}")
 
 
 def _episode(env: Any, options: dict[str, Any], seed: int) -> float:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
 from rollart_core.config_load import RECORD_KEY, read_yaml
+from rollart_core.engine.tables import FILE as JOURNAL
 from rollart_core.errors import ConfigError
-from rollart_core.near import JOURNAL, no_run
+from rollart_core.near import no_run
 from rollart_core.resolve import ResolvedRun
 
 INTERRUPTED = 130

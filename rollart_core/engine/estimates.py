@@ -7,8 +7,11 @@ they were independent tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 Z_95 = 1.959963984540054
 """Two-sided 95% quantile of the normal distribution."""
@@ -47,6 +50,16 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     variance = sum((v - mean) ** 2 for v in values) / (n - 1)
     spread = Z_95 * math.sqrt(variance / n)
     return Estimate(mean, mean - spread, mean + spread, n)
+
+
+def by_task(
+    attempts: Iterable[T], task: Callable[[T], object], value: Callable[[T], float]
+) -> dict[object, list[float]]:
+    """Return the values of the attempts at each task."""
+    found: dict[object, list[float]] = {}
+    for attempt in attempts:
+        found.setdefault(task(attempt), []).append(value(attempt))
+    return found
 
 
 def clustered_share(by_task: Mapping[object, Sequence[float]]) -> Estimate:

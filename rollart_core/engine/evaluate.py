@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollart_core.engine.estimates import Estimate, clustered_mean, clustered_share
+from rollart_core.engine.estimates import Estimate, by_task, clustered_mean, clustered_share
 from rollart_core.types import Task, Ticket, Trajectory
 
 
@@ -93,8 +93,8 @@ def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
     good = [t for t in trajectories if t.failure is None]
     telling = {t.ticket.task.env_id for t in good if t.success is not None}
     told = [t for t in good if t.ticket.task.env_id in telling]
-    wins = _by_task(told, lambda t: float(bool(t.success)))
-    scores = _by_task(good, lambda t: t.score or 0.0)
+    wins = by_task(told, _task, lambda t: float(bool(t.success)))
+    scores = by_task(good, _task, lambda t: t.score or 0.0)
     tasks = dict.fromkeys(map(_task, trajectories))
     return EvaluationResult(
         success=clustered_share(wins),
@@ -106,16 +106,6 @@ def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
         scores=tuple(_mean(scores.get(task, [])) for task in tasks),
         by_env=of_each,
     )
-
-
-def _by_task(
-    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float]
-) -> dict[object, list[float]]:
-    """Return the values of the attempts at each task."""
-    found: dict[object, list[float]] = {}
-    for trajectory in trajectories:
-        found.setdefault(_task(trajectory), []).append(value(trajectory))
-    return found
 
 
 def _task(trajectory: Trajectory) -> object:

@@ -49,7 +49,7 @@ class JournalReader:
         self._run_dir = run_dir
         path = run_dir / FILE
         if not path.is_file():
-            raise JournalError(no_run(run_dir))
+            raise JournalError(no_run(run_dir, FILE))
         try:
             self._db = _open(path)
             self._check_schema()

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config_load import apply_override, dump_yaml, read_yaml
+from rollart_core.config_load import apply_override, dump_yaml, is_suite, read_yaml
 from rollart_core.engine.run_dir import TRAINED_MODEL, new_run_dir
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
 from rollart_core.evals.identity import env_facts
 from rollart_core.evals.plan import EvalPlan
-from rollart_core.evals.suite import Suite, is_suite, read_suite
+from rollart_core.evals.suite import Suite, read_suite
 from rollart_core.evals.table import Table, merged
 from rollart_core.evals.walls import left_out
 from rollart_core.near import no_run

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollart_core.engine.estimates import Estimate, clustered_mean, clustered_share
+from rollart_core.engine.estimates import Estimate, by_task, clustered_mean, clustered_share
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.estimates import pass_estimates
 
@@ -85,8 +85,8 @@ def cell_of(
     good = [e for e in episodes if not e.failed]
     failed = [e for e in episodes if e.failed]
     ended = {e.ticket for e in good}
-    wins = _by_task(good, lambda e: float(bool(e.success)))
-    scores = _by_task(good, lambda e: e.score or 0.0)
+    wins = wins_of(good)
+    scores = by_task(good, _task, lambda e: e.score or 0.0)
     played = bool(good) and not _without_a_turn(good)
     measured = says_success and played
     return Cell(
@@ -105,6 +105,11 @@ def cell_of(
         mean_loss_tokens=_mean([float(e.num_loss_tokens) for e in good]),
         why=_why(good, failed, says_success=says_success),
     )
+
+
+def wins_of(episodes: Iterable[Episode]) -> dict[object, list[float]]:
+    """Return 1 for each success and 0 for each other end, by task."""
+    return by_task(episodes, _task, lambda e: float(bool(e.success)))
 
 
 def commonest_failure(episodes: Iterable[Episode]) -> str:
@@ -133,13 +138,8 @@ def _without_a_turn(good: Sequence[Episode]) -> bool:
     return all(e.status == "truncated" and not e.num_turns for e in good)
 
 
-def _by_task(
-    episodes: Iterable[Episode], value: Callable[[Episode], float]
-) -> dict[object, list[float]]:
-    found: dict[object, list[float]] = {}
-    for episode in episodes:
-        found.setdefault((episode.env, episode.split, episode.task), []).append(value(episode))
-    return found
+def _task(episode: Episode) -> object:
+    return episode.env, episode.split, episode.task
 
 
 def _mean(values: Sequence[float]) -> float | None:

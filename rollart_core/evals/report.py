@@ -13,10 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollart_core.engine.estimates import wilson
+from rollart_core.engine.estimates import clustered_share
 from rollart_core.engine.run_dir import write_json
 from rollart_core.evals.card import card
-from rollart_core.evals.cells import NO_TURN, Cell, cell_of, commonest_failure, plain_estimate
+from rollart_core.evals.cells import (
+    NO_TURN,
+    Cell,
+    cell_of,
+    commonest_failure,
+    plain_estimate,
+    wins_of,
+)
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
@@ -112,12 +119,11 @@ class EvaluationReport:
         """Return what one player reached, over all environments or in one."""
         own = [e for e in self.episodes if e.column == column and env in (None, e.env)]
         says = {e.env for e in self.episodes if e.success is not None}
-        telling = [e for e in own if e.env in says]
+        told = (e for e in own if e.env in says and not e.failed)
         cell = cell_of(env or "", column, own, 1, says_success=True)
-        success = cell_of(env or "", column, telling, 1, says_success=True).success
         return {
-            "success": plain_estimate(success or wilson(0, 0)),
-            "score": plain_estimate(cell.score or wilson(0, 0)),
+            "success": plain_estimate(clustered_share(wins_of(told))),
+            "score": plain_estimate(cell.score or clustered_share({})),
             "failed": cell.num_failed,
             "truncated": cell.num_truncated,
             "mean_turns": cell.mean_turns,

@@ -12,7 +12,7 @@ Takes: a mapping. Gives: a :class:`Suite`, and the run config that plays it. Nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from rollart_core.config_load import apply_override
 from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.problems import of_validation
 
-KEY = "suite"
 """The key by which a file is known as a suite; the suite's name."""
 
 
@@ -99,11 +98,6 @@ class Suite(Section):
         ]
         own = {"name": self.suite, "seed": self.seed, "env": envs}
         return {**self.run, **own, "evaluation": {"greedy": self.greedy}}
-
-
-def is_suite(mapping: Mapping[str, Any]) -> bool:
-    """Return whether a file is a suite, and not a run config."""
-    return KEY in mapping
 
 
 def read_suite(

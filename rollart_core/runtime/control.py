@@ -17,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
+from rollart_core.engine.tables import FILE as JOURNAL
 from rollart_core.errors import RollartError, UserError, first_line
 from rollart_core.near import no_run
 
@@ -107,8 +108,8 @@ def ask(run_dir: Path, request: Mapping[str, object], *, timeout_s: float) -> di
         UserError: When it does not run, does not answer in time, or says no.
     """
     path = run_dir / SOCKET
-    if not (run_dir / "journal.db").is_file():
-        raise UserError(no_run(run_dir))
+    if not (run_dir / JOURNAL).is_file():
+        raise UserError(no_run(run_dir, JOURNAL))
     if not path.exists():
         raise UserError(f"{run_dir} is not running: it has ended, or cannot be spoken to")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as talking:

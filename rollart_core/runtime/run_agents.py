@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from rollart_core.config import RunConfig
-from rollart_core.models.tokenizer import byte_tokenizer, load_tokenizer
+from rollart_core.models.tokenizer import ChatTokenizer, byte_tokenizer, load_tokenizer
 from rollart_core.resolve import ResolvedEnv
 from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
 from rollart_core.rollout.baseline import BaselineName, DrawsWords
@@ -23,7 +23,6 @@ from rollart_core.scoring.room import Scorer
 from rollart_core.types import Ticket, Trajectory
 
 if TYPE_CHECKING:
-    from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_core.rollout.gateway import Gateway
 
 _BYTES_A_TOKEN: Final = 8

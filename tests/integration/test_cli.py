@@ -25,7 +25,7 @@ from rollart_core.engine.run_dir import RunState
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import TooManyFailures
 from rollart_core.hookspecs import hookimpl
-from rollart_core.plugins import RESERVED_COMMANDS
+from rollart_core.plugin_specs import RESERVED_COMMANDS
 from rollart_core.resolve import resolve_run
 
 Run = Callable[..., tuple[int, str, str]]

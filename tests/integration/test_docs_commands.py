@@ -14,8 +14,7 @@ import typer
 
 from rollart_core import resolve_plugin
 from rollart_core.cli import COMMANDS, build_app, main
-from rollart_core.config_load import read_yaml
-from rollart_core.evals.suite import is_suite
+from rollart_core.config_load import is_suite, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (

@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path):
 )
 def test_a_run_near_by_is_named(tmp_path: Path, given: str, named: str):
     _made(tmp_path / "runs", "hello-4/journal.db", "hello-3/journal.db", "hello-9/config.yaml")
-    assert no_run(tmp_path / given).endswith(named.format(tmp_path))
+    assert no_run(tmp_path / given, "journal.db").endswith(named.format(tmp_path))
 
 
 def test_a_file_that_is_no_folder_is_no_run(tmp_path: Path):

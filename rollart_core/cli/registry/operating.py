@@ -23,7 +23,7 @@ from rollart_core.cli.registry.options import (
     YesOption,
     app,
     ask,
-    days_in_bounds,
+    days_option,
     new_passphrase,
     number_of,
     release_line,
@@ -42,18 +42,10 @@ def init(
     keys: KeysOption = None,
     root_keys: Annotated[int, typer.Option(min=1, help="How many keys root has.")] = 1,
     root_threshold: Annotated[int, typer.Option(min=1, help="How many must sign root.")] = 1,
-    root_days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long a signed root holds.")
-    ] = 365,
-    targets_days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long signed owners hold.")
-    ] = 365,
-    snapshot_days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long a snapshot holds.")
-    ] = 30,
-    timestamp_days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long a timestamp holds.")
-    ] = 7,
+    root_days: Annotated[float, days_option("How long a signed root holds.")] = 365,
+    targets_days: Annotated[float, days_option("How long signed owners hold.")] = 365,
+    snapshot_days: Annotated[float, days_option("How long a snapshot holds.")] = 30,
+    timestamp_days: Annotated[float, days_option("How long a timestamp holds.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
     """Make a registry: its keys, and an empty signed tree that any web server can serve."""
@@ -142,11 +134,11 @@ def refresh(
     ] = "snapshot",
     timestamp_days: Annotated[
         float | None,
-        typer.Option(callback=days_in_bounds, help="How long timestamps hold from now on."),
+        days_option("How long timestamps hold from now on."),
     ] = None,
     snapshot_days: Annotated[
         float | None,
-        typer.Option(callback=days_in_bounds, help="How long snapshots hold from now on."),
+        days_option("How long snapshots hold from now on."),
     ] = None,
 ) -> None:
     """Sign anew before signatures expire; for cron."""

@@ -64,8 +64,13 @@ MOST_DAYS = 36_500.0
 """A hundred years: dates do not go on for ever."""
 
 
-def days_in_bounds(value: float | None) -> float | None:
-    """Return how many days a signature holds; refuse what is over at once, or has no end."""
+def days_option(help_: str) -> Any:
+    """Return an option that takes the days for which a signature holds."""
+    return typer.Option(callback=_in_bounds, help=help_)
+
+
+def _in_bounds(value: float | None) -> float | None:
+    """Refuse what is over at once, or has no end."""
     if value is not None and not 0 < value <= MOST_DAYS:
         raise typer.BadParameter(f"{value:g} days: must be above 0 and at most {MOST_DAYS:g}")
     return value

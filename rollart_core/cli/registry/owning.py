@@ -24,7 +24,7 @@ from rollart_core.cli.registry.options import (
     ToOption,
     YesOption,
     app,
-    days_in_bounds,
+    days_option,
     new_passphrase,
     release_line,
     run_check,
@@ -63,9 +63,7 @@ def publish(
     registry: RegistryOption = None,
     owner: OwnerNameOption = None,
     to: ToOption = None,
-    days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long the owner's signature holds.")
-    ] = 365,
+    days: Annotated[float, days_option("How long the owner's signature holds.")] = 365,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
@@ -129,9 +127,7 @@ def renew(
     registry: RegistryOption = None,
     owner: OwnerNameOption = None,
     to: ToOption = None,
-    days: Annotated[
-        float, typer.Option(callback=days_in_bounds, help="How long the new signature holds.")
-    ] = 365,
+    days: Annotated[float, days_option("How long the new signature holds.")] = 365,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
