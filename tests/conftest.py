@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.pace import scale_timeouts
 
 # Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
 # most of them.
@@ -37,3 +38,8 @@ def pytest_collection_finish() -> None:
     """Collect garbage from here on, but not in what is there already."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Multiply each test's timeout by the scale of this machine."""
+    scale_timeouts(items, float(config.getini("timeout")))

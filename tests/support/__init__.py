@@ -1,0 +1,1 @@
+"""What tests of several folders share: helpers, and the plugins of this test suite."""
