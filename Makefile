@@ -20,37 +20,32 @@ WHEELHOUSE ?= .wheelhouse
 JOBS ?= 2
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check
-# Not compiling is half the time of installing torch; what is imported is compiled when it is.
-INSTALL := $(PIP) install -q --no-compile
+# What clones need is built once, under ROLLART_CACHE (default: rollart in the user's cache folder).
+DEPENDENCIES := .ci/dependencies.py
+INDEX := $(if $(TORCH_INDEX),--index '$(TORCH_INDEX)')
 RUN_STAMP := $(VENV)/.set-up-to-run
 DEV_STAMP := $(VENV)/.set-up-to-test
 BENCH_STAMP := $(VENV)/.set-up-to-bench
+TESTS := pytest pytest-timeout hypothesis
 # The packages that adapters are for pin what others need newer: they have an environment of their own.
 ADAPTERS_VENV ?= .venv-adapters
-ADAPTERS_PY := $(ADAPTERS_VENV)/bin/python
 ADAPTERS_STAMP := $(ADAPTERS_VENV)/.set-up
 # verifiers pins an mcp that the others' packages do not take.
 VERIFIERS_VENV ?= .venv-verifiers
-VERIFIERS_PY := $(VERIFIERS_VENV)/bin/python
 VERIFIERS_STAMP := $(VERIFIERS_VENV)/.set-up
 # SGLang wants a torch and a transformers of its own choice. It is started as a server, never imported.
 SGLANG ?= sglang==0.5.23
 SGLANG_VENV ?= .venv-sglang
-SGLANG_PY := $(SGLANG_VENV)/bin/python
 SGLANG_STAMP := $(SGLANG_VENV)/.set-up
-
-# Agent programs from PyPI, which boxes read: they cannot compile what is not.
+# Agent programs from PyPI. Sandboxes read this environment and cannot compile what is in it.
 AGENTS_VENV ?= .venv-agents
 AGENTS_STAMP := $(AGENTS_VENV)/.set-up
-
 # TRL and verl, whose losses ours are compared with; verl's own requirements want a GPU.
 PEERS_VENV ?= .venv-peers
-PEERS_PY := $(PEERS_VENV)/bin/python
 PEERS_STAMP := $(PEERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs bench adapters peers verifiers test-sglang wheelhouse
+.PHONY: agents help setup run test unit check docs bench adapters peers verifiers test-sglang nightly wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,110 +73,73 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \
 		$(VENV)/bin/rollart bench $$name || exit 1; done
 
-adapters: $(ADAPTERS_STAMP) $(DEV_STAMP) ## Run the tests of the adapters on the packages they are for.
-	$(ADAPTERS_PY) -m pytest -m adapters $(ARGS) tests/adapters
-	$(PY) -m pytest -m adapters $(ARGS) tests/adapters/test_real_runs.py
+# The lanes of CI that have a name of their own here. FULL=1: also where nothing has changed.
+adapters: ## Run the tests of the adapters on the packages they are for.
+peers: ## Compare the algorithms with those of TRL and verl.
+agents: ## Run the tests with agent programs from PyPI.
+verifiers: ## Run the tests of the adapter of verifiers, on the real package.
+adapters peers agents verifiers:
+	FULL=1 .ci/run $@ $(ARGS)
 
-peers: $(PEERS_STAMP) ## Compare the algorithms with those of TRL and verl.
-	$(PEERS_PY) -m pytest -m peers $(ARGS) tests/peers
+test-sglang: ## Run the tests on real SGLang servers, on the CPU.
+	FULL=1 .ci/run sglang $(ARGS)
 
-test-sglang: $(SGLANG_STAMP) $(DEV_STAMP) ## Run the tests on real SGLang servers, on the CPU.
-	$(PY) -m pytest -m sglang $(ARGS) tests/sglang_cpu
+nightly: ## Run all lanes, and what is too long for CI: an hour or more.
+	FULL=1 .ci/run nightly
 
-agents: $(AGENTS_STAMP) $(DEV_STAMP) ## Run the tests with agent programs from PyPI.
-	AGENTS_VENV=$(AGENTS_VENV) $(PY) -m pytest -m agents $(ARGS) tests/agents
+wheelhouse: $(WHEELHOUSE)/.complete-to-train ## Fetch what tests install offline.
 
-verifiers: $(VERIFIERS_STAMP) ## Run the tests of the adapter of verifiers, on the real package.
-	$(VERIFIERS_PY) -m pytest -m adapters $(ARGS) tests/verifiers
-
-wheelhouse: $(WHEELHOUSE)/.complete-to-train $(WHEELHOUSE)/sdists/.complete ## Fetch what tests install offline.
-
-$(PY):
+.PHONY: python
+python:
 	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
 
-# Where torch can be imported already, that one is kept.
-$(RUN_STAMP): pyproject.toml | $(PY)
-	$(if $(TORCH),$(PY) -c 'import torch' 2>/dev/null || $(INSTALL) \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
-	$(INSTALL) -e '.[train]'
+# $(PYTHON) makes an environment. One that is there already is updated by the pip in it.
+$(RUN_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --extra train $(INDEX) $(TORCH)
 	@touch $@
 
-# Compiled here, or a warning of a compiler about somebody else's file would fail a test.
-$(DEV_STAMP): $(RUN_STAMP)
-	$(INSTALL) -e '.[train,dev]'
-	@$(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
+# Compiled here, or a warning of a compiler about another project's file would fail a test.
+$(DEV_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --compile --extra train --extra dev $(INDEX) $(TORCH)
+	@touch $(RUN_STAMP) $@
+
+$(BENCH_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --extra train --extra bench $(INDEX) $(TORCH)
+	@touch $(RUN_STAMP) $@
+
+$(VERIFIERS_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(VERIFIERS_VENV) --extra verifiers $(TESTS)
 	@touch $@
 
-$(BENCH_STAMP): $(RUN_STAMP)
-	$(INSTALL) -e '.[train,bench]'
+$(ADAPTERS_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(ADAPTERS_VENV) --extra adapters $(TESTS)
 	@touch $@
 
-$(VERIFIERS_STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	@test -x $(VERIFIERS_PY) || $(PYTHON) -m venv $(VERIFIERS_VENV)
-	$(VERIFIERS_PY) -m pip --disable-pip-version-check install -q -e '.[verifiers]' pytest \
-		pytest-timeout hypothesis
-	@touch $@
-
-$(ADAPTERS_STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	@test -x $(ADAPTERS_PY) || $(PYTHON) -m venv $(ADAPTERS_VENV)
-	$(ADAPTERS_PY) -m pip --disable-pip-version-check install -q -e '.[adapters]' pytest \
-		pytest-timeout hypothesis
-	@touch $@
-
-$(PEERS_STAMP): pyproject.toml tests/peers/requirements.txt
-	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	@test -x $(PEERS_PY) || $(PYTHON) -m venv $(PEERS_VENV)
-	$(if $(TORCH),$(PEERS_PY) -c 'import torch' 2>/dev/null || \
-		$(PEERS_PY) -m pip --disable-pip-version-check install -q \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
-	$(PEERS_PY) -m pip --disable-pip-version-check install -q -e . -r tests/peers/requirements.txt \
-		pytest pytest-timeout hypothesis
-	$(PEERS_PY) -m pip --disable-pip-version-check install -q --no-deps verl==0.9.1
+$(PEERS_STAMP): pyproject.toml tests/peers/requirements.txt | python
+	$(PYTHON) $(DEPENDENCIES) venv $(PEERS_VENV) --requirements tests/peers/requirements.txt \
+		--no-deps verl==0.9.1 $(INDEX) $(TORCH) $(TESTS)
 	@touch $@
 
 # Of sglang's own requirements only those that a CPU needs.
-$(SGLANG_STAMP): tests/sglang_cpu/requirements.txt
-	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	@test -x $(SGLANG_PY) || $(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_PY) -m pip --disable-pip-version-check install -q -r tests/sglang_cpu/requirements.txt \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-	$(SGLANG_PY) -m pip --disable-pip-version-check install -q --no-deps '$(SGLANG)'
+$(SGLANG_STAMP): tests/sglang_cpu/requirements.txt | python
+	$(PYTHON) $(DEPENDENCIES) venv $(SGLANG_VENV) --without-project \
+		--requirements tests/sglang_cpu/requirements.txt --no-deps '$(SGLANG)' $(INDEX)
 	@touch $@
 
-# litellm needs mcp for tools, and does not say so.
-$(AGENTS_STAMP): Makefile
-	@test -n "$(PYTHON)" || { echo "RollArt needs Python 3.11 or newer, with venv" >&2; exit 1; }
-	@test -x $(AGENTS_VENV)/bin/python || $(PYTHON) -m venv $(AGENTS_VENV)
-	$(AGENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q \
-		'mini-swe-agent==2.4.6' 'litellm==1.106.2' mcp openai
+# litellm needs mcp for tools, and does not declare it.
+$(AGENTS_STAMP): Makefile | python
+	$(PYTHON) $(DEPENDENCIES) venv $(AGENTS_VENV) --without-project --compile \
+		mini-swe-agent==2.4.6 litellm==1.106.2 mcp openai
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.
-$(WHEELHOUSE)/.complete: pyproject.toml Makefile | $(PY)
-	@rm -rf $(WHEELHOUSE) && mkdir -p $(WHEELHOUSE)
-	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*p["project"]["dependencies"], *p["project"]["optional-dependencies"]["serverless"], \
-		*p["build-system"]["requires"], "pytest", "pip", sep="\n")' \
-		> $(WHEELHOUSE)/requirements.txt
-	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements.txt
+$(WHEELHOUSE)/.complete: pyproject.toml Makefile | $(RUN_STAMP)
+	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) --extra serverless $(INDEX) pytest pip
 	@touch $@
 
-# What it needs to train as well; torch is most of it.
+# The same to train, torch is most of it; and sdists that bring their tests, of which
+# `rollart swe make` makes tasks.
 $(WHEELHOUSE)/.complete-to-train: $(WHEELHOUSE)/.complete
-	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*p["project"]["optional-dependencies"]["train"], sep="\n")' \
-		> $(WHEELHOUSE)/requirements-train.txt
-	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements-train.txt \
-		$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-	@touch $@
-
-# Packages that bring their tests: `rollart swe make` makes tasks of them.
-SDISTS := inflection python-slugify
-$(WHEELHOUSE)/sdists/.complete: $(WHEELHOUSE)/.complete
-	@mkdir -p $(@D)
-	$(PIP) download -q --only-binary :all: -d $(WHEELHOUSE) text-unidecode wheel
-	$(PIP) download -q --no-deps $(SDISTS:%=--no-binary %) -d $(@D) $(SDISTS)
-	@touch $@
+	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) --extra serverless --extra train $(INDEX) \
+		--sdist inflection --sdist python-slugify $(TORCH) pytest pip text-unidecode wheel
+	@mkdir -p $(WHEELHOUSE)/sdists && touch $@ $(WHEELHOUSE)/sdists/.complete

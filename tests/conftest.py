@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import report
 from support.pace import scale_timeouts
 
 # Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
@@ -32,6 +33,11 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set ROLLART_SHARED to where they are")
     return folder
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write a line for each test, where CI wants it."""
+    report.register(config)
 
 
 def pytest_collection_finish() -> None:
