@@ -95,29 +95,29 @@ python:
 
 # $(PYTHON) makes an environment. One that is there already is updated by the pip in it.
 $(RUN_STAMP): pyproject.toml | python
-	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --extra train $(INDEX) $(TORCH)
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) $(TORCH) --extra train $(INDEX)
 	@touch $@
 
 # Compiled here, or a warning of a compiler about another project's file would fail a test.
 $(DEV_STAMP): pyproject.toml | python
-	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --compile --extra train --extra dev $(INDEX) $(TORCH)
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) $(TORCH) --extra train --extra dev --compile $(INDEX)
 	@touch $(RUN_STAMP) $@
 
 $(BENCH_STAMP): pyproject.toml | python
-	$(PYTHON) $(DEPENDENCIES) venv $(VENV) --extra train --extra bench $(INDEX) $(TORCH)
+	$(PYTHON) $(DEPENDENCIES) venv $(VENV) $(TORCH) --extra train --extra bench $(INDEX)
 	@touch $(RUN_STAMP) $@
 
 $(VERIFIERS_STAMP): pyproject.toml | python
-	$(PYTHON) $(DEPENDENCIES) venv $(VERIFIERS_VENV) --extra verifiers $(TESTS)
+	$(PYTHON) $(DEPENDENCIES) venv $(VERIFIERS_VENV) $(TESTS) --extra verifiers
 	@touch $@
 
 $(ADAPTERS_STAMP): pyproject.toml | python
-	$(PYTHON) $(DEPENDENCIES) venv $(ADAPTERS_VENV) --extra adapters $(TESTS)
+	$(PYTHON) $(DEPENDENCIES) venv $(ADAPTERS_VENV) $(TESTS) --extra adapters
 	@touch $@
 
 $(PEERS_STAMP): pyproject.toml tests/peers/requirements.txt | python
-	$(PYTHON) $(DEPENDENCIES) venv $(PEERS_VENV) --requirements tests/peers/requirements.txt \
-		--no-deps verl==0.9.1 $(INDEX) $(TORCH) $(TESTS)
+	$(PYTHON) $(DEPENDENCIES) venv $(PEERS_VENV) $(TORCH) $(TESTS) \
+		--requirements tests/peers/requirements.txt --no-deps verl==0.9.1 $(INDEX)
 	@touch $@
 
 # Of sglang's own requirements only those that a CPU needs.
@@ -128,18 +128,18 @@ $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt | python
 
 # litellm needs mcp for tools, and does not declare it.
 $(AGENTS_STAMP): Makefile | python
-	$(PYTHON) $(DEPENDENCIES) venv $(AGENTS_VENV) --without-project --compile \
-		mini-swe-agent==2.4.6 litellm==1.106.2 mcp openai
+	$(PYTHON) $(DEPENDENCIES) venv $(AGENTS_VENV) mini-swe-agent==2.4.6 litellm==1.106.2 \
+		mcp openai --without-project --compile
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.
 $(WHEELHOUSE)/.complete: pyproject.toml Makefile | $(RUN_STAMP)
-	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) --extra serverless $(INDEX) pytest pip
+	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) pytest pip --extra serverless $(INDEX)
 	@touch $@
 
 # The same to train, torch is most of it; and sdists that bring their tests, of which
 # `rollart swe make` makes tasks.
 $(WHEELHOUSE)/.complete-to-train: $(WHEELHOUSE)/.complete
-	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) --extra serverless --extra train $(INDEX) \
-		--sdist inflection --sdist python-slugify $(TORCH) pytest pip text-unidecode wheel
+	$(PY) $(DEPENDENCIES) wheels $(WHEELHOUSE) $(TORCH) pytest pip text-unidecode wheel \
+		--extra serverless --extra train --sdist inflection --sdist python-slugify $(INDEX)
 	@mkdir -p $(WHEELHOUSE)/sdists && touch $@ $(WHEELHOUSE)/sdists/.complete

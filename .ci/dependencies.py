@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Virtual environments and wheels from a cache outside the clone.
 
-    python3 .ci/dependencies.py venv .venv --extra train --extra dev torch==2.13.0
-    python3 .ci/dependencies.py wheels .wheelhouse --extra serverless pytest pip
+    python3 .ci/dependencies.py venv .venv torch==2.13.0 --extra train --extra dev
+    python3 .ci/dependencies.py wheels .wheelhouse pytest pip --extra serverless
 
 An environment is built once for each set of requirements, Python and machine type, under
 ``ROLLART_CACHE`` (default: ``rollart`` in the user's cache folder). Each clone then gets a copy
