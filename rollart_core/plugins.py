@@ -186,8 +186,8 @@ class Plugins:
 _current: Plugins | None = None
 _loading = threading.RLock()
 _LOADED_WITHIN_S: Final = 60.0
-"""A thread that waits longer for another one to load the plugins loads them as well: the other one may
-wait for this one, namely for the import lock of a module that asks for plugins at its import."""
+"""A thread that waits longer for another one to load the plugins loads them as well. The other may
+wait for this one: for the import lock of a module that asks for plugins at its import."""
 
 
 def plugins() -> Plugins:
