@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from support.pace import scaled
 
 from rollart_core import plugins
 from rollart_core.bench.skip import BenchSkipped
@@ -25,7 +26,7 @@ from rollart_core.engine.audit import audit
 from rollart_core.engine.journal import Journal
 from rollart_core.engine.run_dir import RunState
 from rollart_core.engine.tasks import TaskSourceState
-from rollart_core.errors import TooManyFailures, UserError
+from rollart_core.errors import TooManyFailures
 from rollart_core.hookspecs import hookimpl
 from rollart_core.plugin_specs import RESERVED_COMMANDS
 from rollart_core.resolve import resolve_run
@@ -498,28 +499,38 @@ def test_cases_that_a_benchmark_skips_are_told(
     assert "skipped: large: no room\n" in rollart("bench", "engine")[1]
 
 
-def test_nothing_but_its_object_is_on_the_stdout_of_a_benchmark(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def run(options: dict[str, object]) -> dict[str, object]:
-        print("a library")
-        subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
-        if options:
-            raise UserError("broken")
-        return {"name": "engine", "machine": {}, "rows": []}
+LOUD_BENCH = """
+import atexit, os, subprocess, sys, types
+from rollart_core.cli import main
+from rollart_core.errors import UserError
 
-    fake = SimpleNamespace(run=run, TAKES=("short",))
-    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
-    for arguments, out in (((), {"name": "engine", "machine": {}, "rows": []}), (("short=1",), "")):
-        monkeypatch.setattr(sys, "argv", ["rollart", "bench", "engine", "--json", *arguments])
-        with pytest.raises(SystemExit):
-            main()
-        captured = capfd.readouterr()
-        assert (json.loads(captured.out) if out else captured.out) == out
-        assert "a library\n" in captured.err
-        assert "a child\n" in captured.err
-    print("afterwards", flush=True)
-    assert capfd.readouterr().out == "afterwards\n"
+def run(options):
+    print("a library")
+    subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+    if options:
+        raise UserError("broken")
+    return {"name": "engine", "machine": {}, "rows": []}
+
+fake = types.SimpleNamespace(run=run, TAKES=("short",))
+sys.modules["rollart_core.bench.engine"] = fake
+atexit.register(os.system, "echo afterwards")
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [((), {"name": "engine", "machine": {}, "rows": []}), (("short=1",), None)],
+)
+def test_nothing_but_its_object_is_on_the_stdout_of_a_benchmark(
+    arguments: tuple[str, ...], out: object
+) -> None:
+    command = [sys.executable, "-c", LOUD_BENCH, "bench", "engine", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), check=False)
+    printed, _, afterwards = done.stdout.rpartition("afterwards\n")  # stdout is as it was, too
+    assert (json.loads(printed) if printed else None) == out
+    assert afterwards == ""
+    assert sorted(done.stderr.splitlines())[-2:] == ["a child", "a library"]
 
 
 def test_the_help_of_bench_says_what_short_and_the_exit_codes_are(rollart: Run) -> None:
