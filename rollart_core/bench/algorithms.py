@@ -97,25 +97,20 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     batches = asked.integer("batches", SHORT_BATCHES if asked.short else BATCHES)
     wall_s, seed = asked.number("wall_s", WALL_S), asked.integer("seed", 0, least=0)
     picture = asked.path("picture", "runs/bench-algorithms.png")
-    expert = asked.text("expert", "")
+    beginner, expert = asked.text("beginner", ""), asked.text("expert", "")
     with bandit.runs_folder(asked) as runs_dir:
+        begin = bandit.short_run()
+        if beginner or not asked.short:
+            model = beginner or bandit.beginner(runs_dir, ENV)
+            begin = {"model": {"path": model, "device": "cpu"}}
         if any(_spec(name).needs_teacher for name in names):
             expert = expert or bandit.expert(runs_dir, ENV)
-        begin = _beginning(asked, runs_dir)
         work = _Asked(runs_dir, begin, expert, batches, wall_s, seed)
         outcomes = [_try(name, work) for name in names]
     draw(outcomes, picture)
     tell(f"curves: {picture}")
     told = [_told(o) for o in outcomes]
     return result("algorithms", rows(outcomes), picture=str(picture), runs=told)
-
-
-def _beginning(asked: Options, runs_dir: Path) -> Mapping[str, object]:
-    """Return what the run configs say of the model that RL begins with."""
-    if asked.short and "beginner" not in asked:
-        return bandit.short_run()
-    model = asked.text("beginner", "") or bandit.beginner(runs_dir, ENV)
-    return {"model": {"path": model, "device": "cpu"}}
 
 
 def _names(asked: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -563,6 +564,23 @@ def test_a_benchmark_refuses_a_short_that_is_neither_true_nor_false(
     assert (code, out) == (1, "")
     assert err.startswith(f"Error: bench {name}: short=")
     assert err.endswith(": must be true or false, such as short=true\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name in benchmarks()
+        for option in import_module(f"rollart_core.bench.{_module(name)}").TAKES
+    ],
+)
+def test_a_benchmark_refuses_a_value_of_a_wrong_type_before_it_starts(
+    rollart: Run, name: str, option: str
+) -> None:
+    code, out, err = rollart("bench", name, f"{option}={{a: 1}}", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Error: bench {name}: {option}={{'a': 1}}: must be ")
     assert err.count("\n") == 1
 
 
