@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -35,6 +35,7 @@ from rollart_core.contracts.spec import CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, did_you_mean, first_line
+from rollart_core.plugin_output import output_of_plugins
 from rollart_core.plugin_specs import AnySpec, key_of, of_its_version, spec_fault, text_fault
 
 GROUP: Final = "rollart"
@@ -183,13 +184,23 @@ class Plugins:
 
 
 _current: Plugins | None = None
+_loading = threading.RLock()
+_LOADED_WITHIN_S: Final = 60.0
+"""A thread that waits longer for another one to load the plugins loads them as well. The other may
+wait for this one: for the import lock of a module that asks for plugins at its import."""
 
 
 def plugins() -> Plugins:
-    """Return this process's plugins, loaded at the first call."""
+    """Return this process's plugins, loaded at the first call, by one of its threads."""
     global _current
     if _current is None:
-        _current = load()
+        is_alone = _loading.acquire(timeout=_LOADED_WITHIN_S)
+        try:
+            if _current is None:
+                _current = load()
+        finally:
+            if is_alone:
+                _loading.release()
     return _current
 
 
@@ -258,7 +269,7 @@ def _from_environ(module: str) -> _Candidate:
 def _import(candidate: _Candidate, value: str) -> None:
     module, _, attribute = value.partition(":")
     try:
-        with redirect_stdout(sys.stderr):  # stdout is what a script reads, such as `list --json`
+        with output_of_plugins():
             target: object = importlib.import_module(module)
         for part in filter(None, attribute.split(".")):
             target = getattr(target, part)
@@ -323,7 +334,7 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
         candidate.fail(f"{hook} cannot be wrapped: each plugin registers its own")
         return
     try:
-        with redirect_stdout(sys.stderr):
+        with output_of_plugins():
             specs = list(cast("Iterable[object]", impl.function()))
     except PluginError as e:  # a manifest's: every fault of it, on the one line there is
         candidate.fail("; ".join(str(e).splitlines()))

@@ -6,8 +6,8 @@ goes through ``rollart_core.make``: reset, step and the checks on what they give
 With ``python=...`` ours runs in that other Python; the native loop stays here.
 
 Takes: ``rounds``, ``seconds`` (of each side in a round), ``only`` (an adapter), ``python``,
-``short``. Gives: rows of rollouts/s; an adapter whose package is not installed is a row that says
-so. Never: installs anything.
+``short``. Gives: rows of rollouts/s; a case whose package is not installed is skipped. Never:
+installs anything.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ import rollart_core
 from rollart_core import registry
 from rollart_core.bench import native_envs, openenv_rows
 from rollart_core.bench.native_envs import Player
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.openenv_rows import OPENENV
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import BenchSkipped
 from rollart_core.contracts.adapter import EnvAdapterSpec
-from rollart_core.errors import RollartError, UserError, first_line
+from rollart_core.errors import PluginError, RollartError, first_line
 
 TAKES: Final = ("rounds", "seconds", "only", "python", "short")
 
@@ -111,32 +114,46 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         The object of ``rollart bench --json``.
 
     Raises:
-        UserError: When ``only`` names no adapter that is measured.
+        UserError: If an option is wrong.
     """
-    short = bool(options.get("short"))
-    rounds = int(str(options.get("rounds", 1 if short else 3)))
-    seconds = float(str(options.get("seconds", 0.3 if short else 2.0)))
-    only = options.get("only")
-    chosen = [case for case in cases() if only in (None, case.adapter)]
-    if not chosen and only != "openenv":
-        known = ", ".join(dict.fromkeys(case.adapter for case in cases()))
-        raise UserError(f"only={only}: there are {known}, openenv")
-    more = {"python": str(options["python"])} if "python" in options else {}
-    rows = [_row(case, {**case.options, **more}, rounds, seconds) for case in chosen]
-    if only in (None, "openenv"):
-        rows += openenv_rows.rows(rounds, seconds)
-    return {"name": "adapters", "machine": {**machine(), **dict(_versions(chosen))}, "rows": rows}
+    asked = Options("adapters", options)
+    rounds = asked.integer("rounds", 1 if asked.short else 3)
+    seconds = asked.number("seconds", 0.3 if asked.short else 2.0)
+    adapters = [*dict.fromkeys(case.adapter for case in cases()), OPENENV]
+    only = asked.names("only", adapters)
+    chosen = [case for case in cases() if case.adapter in only]
+    more = {"python": asked.text("python", "")} if "python" in asked else {}
+    rows, skipped = [], {}
+    for case in chosen:
+        try:
+            rows.append(_row(case, {**case.options, **more}, rounds, seconds))
+        except BenchSkipped as e:
+            skipped[case.name] = str(e)
+    if OPENENV in only:
+        try:
+            rows += openenv_rows.rows(rounds, seconds)
+        except BenchSkipped as e:
+            skipped[OPENENV] = str(e)
+    versions = dict(_versions(chosen))
+    return result("adapters", rows, skipped_cases=skipped, conditions=versions)
 
 
 def _row(
     case: Case, options: Mapping[str, object], rounds: int, seconds: float
 ) -> dict[str, object]:
+    """Measure one environment.
+
+    Raises:
+        BenchSkipped: If its package is not installed.
+    """
     tell(f"{case.name} ...")
     try:
         ours, close = _ours(case, options)
         theirs = case.native(case.env_id, registry.env_spec(case.name, options).max_turns)
-    except (UserError, ImportError) as e:
-        return row(f"{case.name}, skipped: {first_line(str(e))}", None, None, None, UNIT)
+    except (PluginError, ImportError) as e:
+        if "python" not in options and _version(case.adapter) is not None:
+            raise  # what it needs is there
+        raise BenchSkipped(first_line(str(e))) from e
     try:
         _compare(case, ours, theirs)
         got = [(_rate(ours, seconds), _rate(theirs, seconds)) for _ in range(rounds)]
@@ -190,10 +207,19 @@ def _rate(play: Player, seconds: float) -> float:
 
 
 def _versions(chosen: list[Case]) -> Iterator[tuple[str, str]]:
-    for alias in dict.fromkeys(case.adapter for case in chosen):
-        spec = registry.spec("env_adapters", alias)
-        package = spec.package if isinstance(spec, EnvAdapterSpec) else ""
-        try:
-            yield package or "rollart", metadata.version(package or "rollart")
-        except metadata.PackageNotFoundError:
-            continue
+    for adapter in dict.fromkeys(case.adapter for case in chosen):
+        if version := _version(adapter):
+            yield _package(adapter), version
+
+
+def _version(adapter: str) -> str | None:
+    """Return the version of the package that an adapter is for; None if it is not installed."""
+    try:
+        return metadata.version(_package(adapter))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _package(adapter: str) -> str:
+    spec = registry.spec("env_adapters", adapter)
+    return (spec.package if isinstance(spec, EnvAdapterSpec) else "") or "rollart"

@@ -23,7 +23,9 @@ from typing import Any, Final, cast
 from rollart_core import registry
 from rollart_core.bench import bandit
 from rollart_core.bench.bandit import Learned
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import require
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.errors import RollartError
 from rollart_core.plugins import plugins
@@ -67,7 +69,8 @@ class _Asked:
     """What all runs have in common."""
 
     runs_dir: Path
-    beginner: str
+    beginner: Mapping[str, object]
+    """What the run config says of the model that RL begins with."""
     expert: str
     """Empty where no algorithm asks for a teacher."""
     batches: int
@@ -81,43 +84,41 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     Args:
         options: ``only`` (all), ``batches`` (30), ``wall_s`` (60), ``seed`` (0), ``picture``: where
             it goes; ``runs_dir``: where run directories stay; ``beginner`` and ``expert``: folders
-            of models to use for those it makes; ``short``: GRPO, two batches.
+            of models to use for those it makes; ``short``: GRPO, two batches, from a model that is
+            taught in the same run.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.
     """
-    short = bool(options.get("short"))
-    names = _names(str(options.get("only", "grpo" if short else "")))
-    picture = Path(str(options.get("picture", "runs/bench-algorithms.png")))
-    with bandit.runs_folder(options) as runs_dir:
-        wants_expert = any(_spec(name).needs_teacher for name in names)
-        asked = _Asked(
-            runs_dir,
-            str(options.get("beginner") or bandit.beginner(runs_dir, ENV)),
-            str(options.get("expert") or bandit.expert(runs_dir, ENV)) if wants_expert else "",
-            int(str(options.get("batches", SHORT_BATCHES if short else BATCHES))),
-            float(str(options.get("wall_s", WALL_S))),
-            int(str(options.get("seed", 0))),
-        )
-        outcomes = [_try(name, asked) for name in names]
+    asked = Options("algorithms", options)
+    require("torch", "transformers", extra="train")
+    require("matplotlib", extra="bench")
+    names = _names(asked.names("only", (), ("grpo",) if asked.short else ()))
+    batches = asked.integer("batches", SHORT_BATCHES if asked.short else BATCHES)
+    wall_s, seed = asked.number("wall_s", WALL_S), asked.integer("seed", 0, least=0)
+    picture = asked.path("picture", "runs/bench-algorithms.png")
+    beginner, expert = asked.text("beginner", ""), asked.text("expert", "")
+    with bandit.runs_folder(asked) as runs_dir:
+        begin = bandit.short_run()
+        if beginner or not asked.short:
+            model = beginner or bandit.beginner(runs_dir, ENV)
+            begin = {"model": {"path": model, "device": "cpu"}}
+        if any(_spec(name).needs_teacher for name in names):
+            expert = expert or bandit.expert(runs_dir, ENV)
+        work = _Asked(runs_dir, begin, expert, batches, wall_s, seed)
+        outcomes = [_try(name, work) for name in names]
     draw(outcomes, picture)
     tell(f"curves: {picture}")
-    return {
-        "name": "algorithms",
-        "machine": machine(),
-        "rows": rows(outcomes),
-        "picture": str(picture),
-        "runs": [_told(o) for o in outcomes],
-    }
+    told = [_told(o) for o in outcomes]
+    return result("algorithms", rows(outcomes), picture=str(picture), runs=told)
 
 
-def _names(only: str) -> list[str]:
-    """Return the algorithms to run, by alias where there is one.
+def _names(asked: Sequence[str]) -> list[str]:
+    """Return the algorithms to run, by alias where there is one; all, if none is asked for.
 
     Raises:
         UserError: When one is not registered.
     """
-    asked = [name.strip() for name in only.split(",") if name.strip()]
     return [_spec(name).alias or _spec(name).id for name in asked or _registered()]
 
 
@@ -147,7 +148,7 @@ def config_of(name: str, asked: _Asked) -> dict[str, Any]:
     in_words = "".join(c if c.isalnum() else "-" for c in name)
     config = bandit.run_config(f"learns-{in_words}", asked.runs_dir, ENV) | {
         "seed": asked.seed,
-        "model": {"path": asked.beginner, "device": "cpu"},
+        **asked.beginner,
         "algorithm": {"id": name},
         "stop": {"batches": asked.batches, "wall_s": asked.wall_s},
     }

@@ -17,10 +17,11 @@ from statistics import median
 from typing import Any, Final
 
 from rollart_core.bench import async_rewards
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.sides import in_fresh_process
+from rollart_core.bench.skip import require
 from rollart_core.bench.waiting_run import TURNS, model_path, ran, waiting_run
-from rollart_core.errors import UserError
 
 TAKES: Final = ("case", "rounds", "batches", "short")
 
@@ -32,7 +33,7 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "async": {"mode": "async", "max_staleness": MAX_STALENESS},
     "sync": {"mode": "sync"},
 }
-CASES: Mapping[str, Callable[[Mapping[str, object]], list[dict[str, object]]]] = {
+CASES: Mapping[str, Callable[[Options], list[dict[str, object]]]] = {
     "slow-reward": async_rewards.slow_reward,
     "reward-faults": async_rewards.reward_faults,
 }
@@ -42,34 +43,33 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``case``; ``short``: one round, shorter env steps; ``rounds`` (2) and ``batches``
-            (6).
+        options: ``case``; ``short``: one round, shorter env steps, fewer batches; ``rounds`` (2)
+            and ``batches`` (6).
 
     Returns:
         The object of ``rollart bench --json``.
 
     Raises:
-        UserError: When there is no such case.
+        UserError: If an option is wrong.
     """
-    case = options.get("case")
-    if case is not None:
-        if case not in CASES:
-            raise UserError(f"bench async has no case {case!r}; it has {', '.join(CASES)}")
-        return {"name": f"async {case}", "machine": machine(), "rows": CASES[str(case)](options)}
-    short = bool(options.get("short"))
-    rounds = int(str(options.get("rounds", 1 if short else 2)))
-    asked: dict[str, object] = {
-        "batches": int(str(options.get("batches", 4 if short else 6))),
-        "step_s": 0.1 if short else STEP_MEAN_S,
+    asked = Options("async", options)
+    require("torch", "transformers", extra="train")
+    if "case" in asked:
+        case = asked.choice("case", tuple(CASES), "")
+        return result(f"async {case}", CASES[case](asked))
+    rounds = asked.integer("rounds", 1 if asked.short else 2)
+    work: dict[str, object] = {
+        "batches": asked.integer("batches", 3 if asked.short else 6),
+        "step_s": 0.1 if asked.short else STEP_MEAN_S,
     }
     got: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    with model_path() as asked["model_path"]:
+    with model_path() as work["model_path"]:
         for number in range(1, rounds + 1):
             for mode, results in got.items():
-                results.append(in_fresh_process(f"{__name__}:measure", {**asked, "mode": mode}))
+                results.append(in_fresh_process(f"{__name__}:measure", {**work, "mode": mode}))
                 speed = results[-1]["trajectories_per_s"]
                 tell(f"round {number} of {rounds}: {mode}: {speed:.2f} trained trajectories/s")
-    return {"name": "async", "machine": machine(), "rows": _rows(got, asked)}
+    return result("async", _rows(got, work))
 
 
 def _rows(
@@ -99,6 +99,7 @@ def _rows(
             "versions",
             mark=f"<= {MAX_STALENESS}",
             meets_mark=stalest <= MAX_STALENESS,
+            required=True,
         ),
     ]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from rollart_core.bench.options import Options
 from rollart_core.bench.rows import row, tell
 from rollart_core.bench.sides import in_fresh_process
 from rollart_core.bench.waiting_run import TURNS, model_path, ran, waiting_run
@@ -38,31 +39,30 @@ OUTAGE_S: Final = (4.0, 14.0)
 BACKEND: Final = "rollart_core.testing:FaultyBackend"
 
 
-def slow_reward(options: Mapping[str, object]) -> list[dict[str, object]]:
+def slow_reward(asked: Options) -> list[dict[str, object]]:
     """Return the rows of `slow-reward`.
 
     Args:
-        options: ``short``: one round, quicker rewards; ``rounds`` (2) and ``batches`` (24: the
+        asked: ``short``: one round, quicker rewards; ``rounds`` (2) and ``batches`` (24: the
             first and the last wait for slow scores in any mode; ``sync`` runs a third).
     """
-    short = bool(options.get("short"))
-    rounds = int(str(options.get("rounds", 1 if short else 2)))
-    asked: dict[str, Any] = {
-        "batches": int(str(options.get("batches", 3 if short else 24))),
-        "reward_s": 0.4 if short else REWARD_S,
-        "step_s": STEP_S / 5 if short else STEP_S,
+    rounds = asked.integer("rounds", 1 if asked.short else 2)
+    work: dict[str, Any] = {
+        "batches": asked.integer("batches", 3 if asked.short else 24),
+        "reward_s": 0.4 if asked.short else REWARD_S,
+        "step_s": STEP_S / 5 if asked.short else STEP_S,
     }
     got: dict[str, list[float]] = {mode: [] for mode in MODES}
-    with model_path() as asked["model_path"]:
+    with model_path() as work["model_path"]:
         for number in range(1, rounds + 1):
             for mode, took in got.items():
-                one = {**asked, "mode": mode, "seed": number}
+                one = {**work, "mode": mode, "seed": number}
                 if mode == "sync":
-                    one["batches"] = -(-asked["batches"] // 3)
+                    one["batches"] = -(-work["batches"] // 3)
                 measured = in_fresh_process(f"{__name__}:step_time", one)
                 took.append(measured["step_s"])
                 tell(f"round {number} of {rounds}: {mode}: {took[-1]:.2f} s a train step")
-    return _slow_rows(got, asked)
+    return _slow_rows(got, work)
 
 
 def _slow_rows(
@@ -109,24 +109,23 @@ def step_time(asked: Mapping[str, Any]) -> dict[str, float]:
         return {"step_s": report.train_wall_s / report.batches}
 
 
-def reward_faults(options: Mapping[str, object]) -> list[dict[str, object]]:
+def reward_faults(asked: Options) -> list[dict[str, object]]:
     """Return the rows of `reward-faults`.
 
     Args:
-        options: ``short``: an outage of 1 s, and fewer batches; ``batches`` (24).
+        asked: ``short``: an outage of 1 s, and fewer batches; ``batches`` (24).
     """
-    short = bool(options.get("short"))
-    asked: dict[str, Any] = {
-        "batches": int(str(options.get("batches", 6 if short else 24))),
-        "outage_s": [0.5, 1.5] if short else list(OUTAGE_S),
-        "hang_s": 0.3 if short else 1.0,
-        "mean_s": 0.1 if short else 0.3,
-        "step_s": STEP_S / 5 if short else STEP_S,
+    work: dict[str, Any] = {
+        "batches": asked.integer("batches", 6 if asked.short else 24),
+        "outage_s": [0.5, 1.5] if asked.short else list(OUTAGE_S),
+        "hang_s": 0.3 if asked.short else 1.0,
+        "mean_s": 0.1 if asked.short else 0.3,
+        "step_s": STEP_S / 5 if asked.short else STEP_S,
     }
-    with model_path() as asked["model_path"]:
-        found = in_fresh_process(f"{__name__}:faulty_run", asked)
+    with model_path() as work["model_path"]:
+        found = in_fresh_process(f"{__name__}:faulty_run", work)
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in FAULTS.items())
-    begin, end = asked["outage_s"]
+    begin, end = work["outage_s"]
     case = f"{shares}, an outage of {end - begin:g} s, {found['finished']:.0f} trajectories: "
     return [
         _fault_row(case + "lost", found["lost"], "0", found["lost"] == 0),
@@ -146,7 +145,7 @@ def reward_faults(options: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def _fault_row(case: str, ours: float, mark: str, meets: bool) -> dict[str, object]:
-    return row(case, ours, None, None, "count", mark=mark, meets_mark=meets)
+    return row(case, ours, None, None, "count", mark=mark, meets_mark=meets, required=True)
 
 
 def faulty_run(asked: Mapping[str, Any]) -> dict[str, float]:

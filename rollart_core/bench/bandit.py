@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from rollart_core.bench.options import Options
 from rollart_core.bench.rows import tell
 from rollart_core.bench.sides import run_mapping
 from rollart_core.engine.journal_reader import JournalReader
@@ -32,6 +33,8 @@ MODEL: Mapping[str, object] = {
     "vocab_size": 320,
 }
 GROUPS_PER_BATCH, GROUP_SIZE = 8, 8
+SHORT_TRAIN_STEPS = 30
+SHORT_EVALUATION: Mapping[str, object] = {"split": "test", "tasks": 32, "greedy": False}
 T_95: Mapping[int, float] = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306}
 """Two-sided 95% quantile of Student's t, by degrees of freedom."""
 MOST_T_95 = 2.228
@@ -60,26 +63,55 @@ class Learned:
 
 
 @contextmanager
-def runs_folder(options: Mapping[str, object]) -> Iterator[Path]:
+def runs_folder(asked: Options) -> Iterator[Path]:
     """Give the option ``runs_dir``, or a folder that is gone afterwards."""
-    if "runs_dir" in options:
-        yield Path(str(options["runs_dir"]))
+    if "runs_dir" in asked:
+        yield asked.path("runs_dir", "")
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
-def beginner(runs_dir: Path, env: Mapping[str, object]) -> str:
+def beginner(runs_dir: Path, env: Mapping[str, object], *, short: bool = False) -> str:
     """Train a model on the form of the game alone, and return its folder.
 
     In each demonstration another arm pays, so all that can be learned is to name an arm.
+
+    Args:
+        runs_dir: Where its run directory goes.
+        env: Options of the environment.
+        short: Whether it is taught less.
     """
-    return _taught("beginner", runs_dir, {**env, "secret": None}, train_steps=70)
+    train_steps = SHORT_TRAIN_STEPS if short else 70
+    return _taught("beginner", runs_dir, {**env, "secret": None}, train_steps=train_steps)
 
 
 def expert(runs_dir: Path, env: Mapping[str, object]) -> str:
     """Train a model on which arm pays, and return its folder."""
     return _taught("expert", runs_dir, env, train_steps=150)
+
+
+def short_run() -> dict[str, object]:
+    """Return what a run of a short form has instead of a model: it makes one and teaches it a bit.
+
+    So the policy knows something of which arm pays before RL, unlike :func:`beginner`'s; and one
+    run does what takes two otherwise.
+    """
+    return {
+        "model": MODEL,
+        "warm_start": _warm_start(SHORT_TRAIN_STEPS),
+        "evaluation": SHORT_EVALUATION,
+    }
+
+
+def _warm_start(train_steps: int) -> dict[str, object]:
+    return {
+        "until_success": 1.0,
+        "max_train_steps": train_steps,
+        "check_every": train_steps + 1,
+        "lr": 2e-3,
+        "batch_size": 32,
+    }
 
 
 def _taught(name: str, runs_dir: Path, env: Mapping[str, object], *, train_steps: int) -> str:
@@ -88,13 +120,7 @@ def _taught(name: str, runs_dir: Path, env: Mapping[str, object], *, train_steps
         run_config(name, runs_dir, env)
         | {
             "model": MODEL,
-            "warm_start": {
-                "until_success": 1.0,
-                "max_train_steps": train_steps,
-                "check_every": train_steps + 1,
-                "lr": 2e-3,
-                "batch_size": 32,
-            },
+            "warm_start": _warm_start(train_steps),
             # A run trains one batch at least; this one moves nothing.
             "algorithm": {"id": "grpo", "proximal": "inference"},
             "trainer": {"lr": 1e-12},

@@ -64,7 +64,7 @@ class LocalCluster:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "token").write_text(secrets.token_hex(32), encoding="ascii")
         (self.folder / "token").chmod(0o600)
-        port = _free_port()
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         head = [f"--port={port}", "--head", f"--temp-dir={self.folder}/r"]
         head += ["--include-dashboard=false", "--num-cpus=0"]
@@ -175,7 +175,8 @@ class LocalCluster:
         self.commands[name], self.processes[name] = arguments, process
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

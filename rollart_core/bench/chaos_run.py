@@ -1,9 +1,11 @@
 """A run under attack: `rollart run` as a process, its parts killed one after the other.
 
-    plan: (kind, train_step, delay) ... -> wait for the step -> SIGKILL -> wait until it recovers
+    plan: (kind, train_step, dispatches) ... -> wait for these -> SIGKILL -> wait until it recovers
 
 Recovered is a run that has trained one more batch than when the victim died, with the victim's
-place taken by another: what a kill rolled back has been done again by then.
+place taken by another: what a kill rolled back has been done again by then. Every wait is for what
+the run's journal says, so a kill hits the same moment of a run on a slow machine as on a fast one;
+and the run goes on training until the last kill is recovered from, then it is asked to end.
 
 Takes: a config file and a plan. Gives: seconds to recover for each kill, and the run directory.
 Never: touches the run in any other way; a run that ends by itself before its time is an error.
@@ -34,8 +36,8 @@ POLL_S = 0.05
 LOOK_S = 0.5
 TELL_S = 30.0
 LIMIT_S = 240.0
-MOST_DELAY_S = 0.5
-"""Between the train_step a kill waits for and the kill: any moment of a step may be hit."""
+INTERRUPTED = 130
+"""Exit code of a run that was asked to end."""
 CONTROLLER, NODE = "controller", "node"
 ROLES = {"env worker": "env", "engine": "engine", "trainer rank": "trainer"}
 """Kind of victim -> name of its part."""
@@ -51,7 +53,8 @@ class Kill:
     kind: str
     train_step: int
     """Earliest."""
-    delay_s: float
+    num_dispatched: int = 0
+    """Episodes that are to begin after that train_step: any moment of a step may be hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +65,25 @@ class Recovery:
     seconds: float
 
 
-def planned(kinds: Sequence[str], num_each: int, num_steps: int, seed: int) -> list[Kill]:
-    """Return ``num_each`` kills of each kind at random moments of a run, in the order of time.
+def planned(
+    kinds: Sequence[str], num_each: int, num_steps: int, seed: int, *, episodes_per_step: int
+) -> list[Kill]:
+    """Return ``num_each`` kills of each kind at random moments of a run, in their order.
 
-    In its first three fifths: what is killed has to show that the run goes on.
+    Args:
+        kinds: What is killed.
+        num_each: How often.
+        num_steps: Train steps among which the moments lie, in their first three fifths; a kill is
+            later if the run has not recovered from the one before.
+        seed: Of the moments.
+        episodes_per_step: Of the run, to choose a moment in a train step.
     """
     rng = random.Random(seed)
     kinds = [kind for kind in kinds for _ in range(num_each)]
     rng.shuffle(kinds)
-    steps = sorted(rng.uniform(1, 0.6 * num_steps) for _ in kinds)
+    steps = sorted(rng.uniform(0, 0.6 * num_steps) for _ in kinds)
     return [
-        Kill(kind, int(step), rng.uniform(0.0, MOST_DELAY_S))
+        Kill(kind, int(step), rng.randrange(episodes_per_step))
         for kind, step in zip(kinds, steps, strict=True)
     ]
 
@@ -98,9 +109,15 @@ class AttackedRun:
     tell_at_s: float = 0.0
     """When to say next how far it is."""
     recoveries: list[Recovery] = field(default_factory=list)
+    asked_to_end: bool = False
 
-    def execute(self, kills: Sequence[Kill]) -> float:
+    def execute(self, kills: Sequence[Kill], num_steps: int | None = None) -> float:
         """Run to the end through all kills; return the wall time in seconds.
+
+        Args:
+            kills: In their order.
+            num_steps: Train steps after which the run is asked to end, once it has recovered from
+                the last kill. Its config then has to allow many more. None: it ends by itself.
 
         Raises:
             RollartError: When the run did not get through.
@@ -109,16 +126,27 @@ class AttackedRun:
         try:
             self._start()
             for kill in kills:
-                self._wait_for(kill.train_step)
+                self._wait_for(kill)
                 if self._ended():
                     break  # it was over before: this kill will be missing
-                time.sleep(kill.delay_s)
                 self._attack(kill)
+            if num_steps is not None:
+                self._ask_to_end(num_steps)
             while not self._ended():
                 time.sleep(POLL_S)
         finally:
             self._end()
         return time.monotonic() - began
+
+    def _ask_to_end(self, num_steps: int) -> None:
+        """Ask the run to end, once it has trained enough; then wait until it has ended."""
+        self._wait(lambda: self.trained() >= num_steps, f"train {num_steps} steps")
+        if self._ended():
+            return
+        assert self.process is not None
+        self.asked_to_end = True
+        self.process.send_signal(signal.SIGINT)
+        self._wait(self._ended, "end")
 
     @property
     def run_dir(self) -> Path | None:
@@ -131,6 +159,11 @@ class AttackedRun:
         with self._journal() as journal:
             batches = journal.batches() if journal else []
         return max((b.batch + 1 for b in batches if b.state == "trained"), default=0)
+
+    def dispatched(self) -> int:
+        """Return how many episodes have begun."""
+        with self._journal() as journal:
+            return journal.num_events("dispatched") if journal else 0
 
     def _num_back(self, role: str) -> int:
         """Return how often one of a role came back: its process alone is no engine yet."""
@@ -216,8 +249,11 @@ class AttackedRun:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _wait_for(self, train_step: int) -> None:
-        self._wait(lambda: self.trained() > train_step, f"get past train_step {train_step}")
+    def _wait_for(self, kill: Kill) -> None:
+        step = kill.train_step
+        if self._wait(lambda: self.trained() > step, f"get past train_step {step}"):
+            num = self.dispatched() + kill.num_dispatched
+            self._wait(lambda: self.dispatched() >= num, "begin further episodes")
 
     def _inhabited(self) -> list[str]:
         """Return the nodes that parts of the run are on."""
@@ -289,9 +325,9 @@ class AttackedRun:
             self.tell_at_s = time.monotonic() + TELL_S
             tell(f"  {self.trained()} train_steps")
         code = self.process.poll()
-        if code not in (None, 0):
+        if code not in (None, 0) and not (code == INTERRUPTED and self.asked_to_end):
             raise RollartError(f"the run ended with exit code {code}: {self._tail()}")
-        return code == 0
+        return code is not None
 
     def _tail(self) -> str:
         text = self._log_of(self.num_starts).read_text(encoding="utf-8", errors="replace")

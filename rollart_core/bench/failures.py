@@ -28,7 +28,9 @@ from typing import Any, Final
 from rollart_core.bench import bandit
 from rollart_core.bench.bandit import Learned
 from rollart_core.bench.learn import SMOOTHED_OVER
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import require
 from rollart_core.view.pictures import new_figure, save, smoothed
 
 TAKES: Final = ("seeds", "batches", "picture", "runs_dir", "model", "short")
@@ -101,38 +103,40 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     Args:
         options: ``seeds`` (3), ``batches`` (30), ``picture``: where it goes; ``runs_dir``: where
             run directories stay; ``model``: a folder to use for the one it makes; ``short``: one
-            seed, few batches.
+            seed, 2 batches of two ways, held out 32 tasks, from a model that is taught less.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.
     """
-    short = bool(options.get("short"))
-    num_seeds = int(str(options.get("seeds", 1 if short else 3)))
-    batches = int(str(options.get("batches", 4 if short else 30)))
-    picture = Path(str(options.get("picture", "runs/bench-failures.png")))
-    got: dict[str, list[Learned]] = {name: [] for name in WAYS}
-    with bandit.runs_folder(options) as runs_dir:
-        model = str(options.get("model") or bandit.beginner(runs_dir, ENV))
+    asked = Options("failures", options)
+    require("torch", "transformers", extra="train")
+    require("matplotlib", extra="bench")
+    num_seeds = asked.integer("seeds", 1 if asked.short else 3)
+    batches = asked.integer("batches", 2 if asked.short else 30)
+    picture = asked.path("picture", "runs/bench-failures.png")
+    ways = (NONE, RETRIED) if asked.short else tuple(WAYS)
+    got: dict[str, list[Learned]] = {name: [] for name in ways}
+    with bandit.runs_folder(asked) as runs_dir:
+        model = asked.text("model", "") or bandit.beginner(runs_dir, ENV, short=asked.short)
+        begin: dict[str, object] = {"model": {"path": model, "device": "cpu"}}
+        if asked.short:
+            begin["evaluation"] = bandit.SHORT_EVALUATION
         for seed in range(num_seeds):
             for name, runs in got.items():
-                runs.append(bandit.learn(_config(name, runs_dir, (model, seed, batches))))
+                runs.append(bandit.learn(_config(name, runs_dir, begin, seed, batches)))
                 tell(f"seed {seed}, {name}: the best arm in {runs[-1].after:.0%} of pulls")
     draw(got, picture)
     tell(f"picture: {picture}")
-    return {
-        "name": "failures",
-        "machine": machine(),
-        "rows": rows(got),
-        "picture": str(picture),
-        "runs": [_told(name, seed, r) for name, rs in got.items() for seed, r in enumerate(rs)],
-    }
+    told = [_told(name, seed, r) for name, rs in got.items() for seed, r in enumerate(rs)]
+    return result("failures", rows(got), picture=str(picture), runs=told)
 
 
-def _config(name: str, runs_dir: Path, asked: tuple[str, int, int]) -> dict[str, Any]:
-    model, seed, batches = asked
+def _config(
+    name: str, runs_dir: Path, begin: Mapping[str, object], seed: int, batches: int
+) -> dict[str, Any]:
     common = bandit.run_config(f"failures-{name.replace(' ', '-')}", runs_dir, {}) | {
         "seed": seed,
-        "model": {"path": model, "device": "cpu"},
+        **begin,
         "algorithm": {"id": "grpo", "proximal": "inference"},
         "stop": {"batches": batches},
     }

@@ -21,13 +21,15 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.sides import in_fresh_process
+from rollart_core.bench.skip import require
 from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import RollartError
@@ -62,6 +64,8 @@ class Load:
     """Requests a second."""
     conversations: int
     seconds: float
+    engine_s: float = ENGINE_S
+    """What an answer takes the engine."""
 
     @property
     def num_requests(self) -> int:
@@ -80,29 +84,33 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``rate`` (200 requests/s), ``conversations`` (128), ``seconds`` (30), ``rounds``
-            (3), or ``short``: one round of about six seconds.
+            (3), or ``short``: one round, 10 conversations, 50 requests/s for two seconds, an engine
+            of 100 ms.
 
     Returns:
         The object of ``rollart bench --json``.
     """
-    short = bool(options.get("short"))
+    asked = Options("gateway", options)
+    require("tokenizers", extra="train")
+    require("aiohttp", extra="gateway")
     load = Load(
-        rate=float(str(options.get("rate", 200))),
-        conversations=int(str(options.get("conversations", 128))),
-        seconds=float(str(options.get("seconds", 6 if short else 30))),
+        rate=asked.number("rate", 50 if asked.short else 200),
+        conversations=asked.integer("conversations", 10 if asked.short else 128),
+        seconds=asked.number("seconds", 2 if asked.short else 30),
+        engine_s=0.1 if asked.short else ENGINE_S,
     )
-    rounds = int(str(options.get("rounds", 1 if short else 3)))
+    rounds = asked.integer("rounds", 1 if asked.short else 3)
     got: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         corpus = [*FakeEnv().corpus(), SYSTEM, PAGE, ANSWER]
         path = str(new_model(Path(folder) / "model", MODEL, corpus, seed=0))
         for number in range(1, rounds + 1):
             for side, results in got.items():
-                asked = {"side": side, "model": path, "load": _plain(load)}
-                results.append(in_fresh_process(f"{__name__}:measure", asked))
+                work = {"side": side, "model": path, "load": asdict(load)}
+                results.append(in_fresh_process(f"{__name__}:measure", work))
                 ms = results[-1]["p50_ms"]
                 tell(f"round {number} of {rounds}: {side}: {ms:.2f} ms over the engine's own")
-    return {"name": "gateway", "machine": machine(), "rows": _rows(got, load)}
+    return result("gateway", _rows(got, load))
 
 
 def _rows(got: Mapping[str, list[dict[str, Any]]], load: Load) -> list[dict[str, object]]:
@@ -114,7 +122,7 @@ def _rows(got: Mapping[str, list[dict[str, Any]]], load: Load) -> list[dict[str,
     p50 = of("gateway", "p50_ms")
     rows = [
         row(
-            f"{case}: p50 over the engine's own time (about {ENGINE_S * 1000:g} ms)",
+            f"{case}: p50 over the engine's own time (about {load.engine_s * 1000:g} ms)",
             p50,
             of("bare", "p50_ms"),
             name,
@@ -128,10 +136,6 @@ def _rows(got: Mapping[str, list[dict[str, Any]]], load: Load) -> list[dict[str,
         rows.append(row(f"the same, {unit}", of("gateway", what), of("bare", what), name, unit))
     rows.append(row("most at once", of("gateway", "most"), of("bare", "most"), name, "requests"))
     return rows
-
-
-def _plain(load: Load) -> dict[str, float]:
-    return {"rate": load.rate, "conversations": load.conversations, "seconds": load.seconds}
 
 
 def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,13 +155,12 @@ def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load(asked: Mapping[str, Any]) -> Load:
-    given = asked["load"]
-    return Load(given["rate"], int(given["conversations"]), given["seconds"])
+    return Load(**asked["load"])
 
 
 async def _measure(side: str, tokenizer: ChatTokenizer, load: Load) -> dict[str, Any]:
     words = tokenizer.encode(ANSWER)
-    engine = ScriptedEngine(lambda request: words, latency_s=ENGINE_S, record=False)
+    engine = ScriptedEngine(lambda request: words, latency_s=load.engine_s, record=False)
     await engine.start()
     serve = _through_gateway if side == "gateway" else _bare
     timed = _TimedEngine(engine)
@@ -246,7 +249,7 @@ async def _asked(load: Load, endpoints: list[tuple[str, str]]) -> dict[str, Any]
         path = Path(folder) / "endpoints.json"
         path.write_text(json.dumps(endpoints))
         cpu_s = time.process_time()
-        asked = {"endpoints": str(path), "load": _plain(load)}
+        asked = {"endpoints": str(path), "load": asdict(load)}
         result = await asyncio.to_thread(in_fresh_process, f"{__name__}:ask", asked)
         return result | {"cpu_ms": 1000 * (time.process_time() - cpu_s) / load.num_requests}
 

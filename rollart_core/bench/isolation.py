@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from rollart_core.bench.rows import machine, row, tell
-from rollart_core.errors import RollartError, first_line
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import why_no_box
+from rollart_core.isolation.config import SANDBOX
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 
 TAKES: Final = ("kinds", "steps", "image", "short")
@@ -34,35 +36,39 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``kinds`` (all), ``steps`` (2000) of an episode, ``image`` of the container
-            (rollart-test:latest; any with Python 3.8), ``short`` for a tenth of the steps.
+            (rollart-test:latest; any with Python 3.8), ``short``: 200 steps.
 
     Returns:
         The object of ``rollart bench --json``.
     """
-    num_steps = max(
-        20, int(str(options.get("steps") or 2000)) // (10 if options.get("short") else 1)
-    )
-    chosen = options.get("kinds") or KINDS
-    kinds = [chosen] if isinstance(chosen, str) else [str(k) for k in chosen]  # type: ignore[attr-defined]
-    image = str(options.get("image") or "rollart-test:latest")
+    asked = Options("isolation", options)
+    num_steps = asked.integer("steps", 200 if asked.short else 2000, least=20)
+    kinds = asked.names("kinds", KINDS)
+    image = asked.text("image", "rollart-test:latest")
+    reasons = {kind: _why_not(kind, image) for kind in kinds}
+    skipped = {kind: why for kind, why in reasons.items() if why}
+    works = [kind for kind in kinds if kind not in skipped]
     sys.path.insert(0, str(_FOLDER))
     try:
-        rows = asyncio.run(_rows(kinds, image, num_steps))
+        rows = asyncio.run(_rows(works, image, num_steps))
     finally:
         sys.path.remove(str(_FOLDER))
-    return {"name": "isolation", "machine": machine(), "rows": rows}
+    return result("isolation", rows, skipped_cases=skipped)
 
 
-async def _rows(kinds: list[str], image: str, num_steps: int) -> list[dict[str, object]]:
+async def _rows(kinds: Sequence[str], image: str, num_steps: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for kind in kinds:
+        isolation = _isolation(kind, image)
         tell(f"{kind}: {num_steps} steps of 1 and of {MANY} episodes")
-        try:
-            rows += await _compared(kind, _isolation(kind, image), num_steps)
-        except RollartError as e:
-            why = f"not measured: {first_line(str(e), 120)}"
-            rows.append(row(f"{kind}: env.step", None, None, None, "ms", mark=why))
+        rows += await _compared(kind, isolation, num_steps)
     return rows
+
+
+def _why_not(kind: str, image: str) -> str:
+    """Return why an isolation cannot be had on this machine; empty if it can."""
+    options = {"image": image, "pull": "never"} if kind == "docker" else {}
+    return why_no_box(SANDBOX[kind], options)
 
 
 async def _compared(
@@ -126,5 +132,5 @@ def _isolation(kind: str, image: str) -> dict[str, Any]:
     if kind == "venv":
         return {**said, "python": sys.executable}
     if kind == "docker":
-        return {**said, "ro_binds": [str(_FOLDER)], "image": image}
+        return {**said, "ro_binds": [str(_FOLDER)], "image": image, "pull": "never"}
     return {**said, "ro_binds": [str(_FOLDER)]}

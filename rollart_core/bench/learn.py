@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import BenchSkipped, require
 from rollart_core.config_load import load_config
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.resolve import resolve_run
@@ -27,14 +29,15 @@ SMOOTHED_OVER = 9
 """Batches."""
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {
-    "evaluation.tasks": 32,
-    "warm_start.max_train_steps": 40,
-    "stop.batches": 12,
-    "stop.wall_s": 20,
+    "evaluation.tasks": 16,
+    "evaluation.greedy": False,
+    "warm_start.max_train_steps": 20,
+    "stop.batches": 4,
+    "stop.wall_s": None,
 }
-OWN = ("short", "seeds", "config", "picture")
-TAKES: Final = None
-"""Any: what is not in ``OWN`` is a key of the config, and is checked as one."""
+TAKES: Final = ("short", "seeds", "config", "picture")
+CONFIG: Final = True
+"""Every other option is a key of the run config, and is checked as one."""
 KINDS = ("success_before", "success_after", "greedy_before", "greedy_after")
 
 
@@ -43,33 +46,29 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``seeds``: how many, from the config's own on; ``config``: a run config;
-            ``picture``: where the curves go; ``short``: FrozenLake, one seed, some seconds; all
+            ``picture``: where the curves go; ``short``: FrozenLake, one seed, 4 batches; all
             others: keys of the config.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.
     """
-    short = bool(options.get("short"))
-    path = _find(str(options.get("config", "hello.yaml" if short else "webshop.yaml")))
-    given = {k: v for k, v in options.items() if k not in OWN}
-    overrides = [f"{k}={json.dumps(v)}" for k, v in (SHORT.items() if short else ())]
-    overrides += [f"{key}={json.dumps(value)}" for key, value in _flat(given)]
+    asked = Options("learn", options)
+    require("torch", "transformers", extra="train")
+    require("matplotlib", extra="bench")
+    path = example(asked.text("config", "hello.yaml" if asked.short else "webshop.yaml"))
+    overrides = overrides_of(SHORT) if asked.short else []
+    overrides += overrides_of(dict(_flat({k: v for k, v in options.items() if k not in TAKES})))
     first = load_config(path, overrides).seed
-    num_seeds = int(str(options.get("seeds", 1 if short else 3)))
+    num_seeds = asked.integer("seeds", 1 if asked.short else 3)
+    picture = asked.path("picture", "runs/bench-learn.png")
     curves = []
     for seed in range(first, first + num_seeds):
         curves.append(_learn(path, [*overrides, f"seed={seed}"], seed))
-    picture = Path(str(options.get("picture", "runs/bench-learn.png")))
-    mark = None if short else MARK
+    mark = None if asked.short else MARK
     draw(curves, picture, title=path.stem, mark=mark)
     tell(f"curves: {picture}")
-    return {
-        "name": "learn",
-        "machine": machine(),
-        "rows": _rows(curves, mark),
-        "picture": str(picture),
-        "runs": [{"seed": c.seed, **c.report} for c in curves],
-    }
+    told = [{"seed": c.seed, **c.report} for c in curves]
+    return result("learn", _rows(curves, mark), picture=str(picture), runs=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +195,26 @@ def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None)
     save(figure, path)
 
 
-def _find(name: str) -> Path:
-    """Return the config: a path as given, or else an example that comes with the source."""
+def example(name: str) -> Path:
+    """Return a config: a path as given, or else an example that comes with the source.
+
+    Raises:
+        BenchSkipped: If it is neither, and the examples are not there.
+    """
     given = Path(name)
-    return given if given.exists() or not (EXAMPLES / name).exists() else EXAMPLES / name
+    if given.exists() or (EXAMPLES / name).exists():
+        return given if given.exists() else EXAMPLES / name
+    if not EXAMPLES.is_dir():
+        raise BenchSkipped(
+            f"the examples are not part of the installed package, so there is no {name}: run it in "
+            "a checkout, or give config=PATH"
+        )
+    return given
+
+
+def overrides_of(keys: Mapping[str, object]) -> list[str]:
+    """Return keys of a config, which may be dotted, as ``key=value`` arguments."""
+    return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
 
 
 def _flat(nested: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:

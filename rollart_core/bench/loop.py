@@ -18,17 +18,18 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from rollart_core.bench.one_turn import NUM_TASKS, digits
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.sides import in_fresh_process, run_mapping
+from rollart_core.bench.skip import require
 from rollart_core.config_model import NewModel
 from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.errors import RollartError, UserError
+from rollart_core.errors import RollartError
 from rollart_core.models.new import new_model
 
 TAKES: Final = ("rounds", "steps", "threads", "short")
@@ -69,22 +70,20 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         The object of ``rollart bench --json``.
 
     Raises:
-        UserError: When TRL is not installed.
+        UserError: If an option is wrong.
+        BenchSkipped: If TRL is not installed.
     """
-    if find_spec("trl") is None:
-        raise UserError("bench loop runs beside TRL: pip install 'rollart[bench]'")
-    short = bool(options.get("short"))
-    rounds = int(str(options.get("rounds", 1 if short else 3)))
-    steps = int(str(options.get("steps", 6 if short else 12)))
-    if steps <= NUM_WARM:
-        raise UserError(f"steps={steps}: the first {NUM_WARM} are not counted, so give more")
-    threads = int(str(options.get("threads", len(os.sched_getaffinity(0)))))
+    asked = Options("loop", options)
+    rounds = asked.integer("rounds", 1 if asked.short else 3)
+    steps = asked.integer("steps", NUM_WARM + 2 if asked.short else 12, least=NUM_WARM + 1)
+    threads = asked.integer("threads", len(os.sched_getaffinity(0)))
+    require("trl", "datasets", extra="bench")
     rows: list[dict[str, object]] = []
-    for name in ("0.85M",) if short else MODELS:
+    for name in ("0.85M",) if asked.short else MODELS:
         with tempfile.TemporaryDirectory() as folder:
             model_path = save_model(MODELS[name], Path(folder) / "model")
             rows += _rows(name, Work(model_path, folder, steps, threads), rounds)
-    return {"name": "loop", "machine": machine() | {"threads": threads}, "rows": rows}
+    return result("loop", rows, conditions={"threads": threads})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
 from rollart_core import registry
 from rollart_core.bench.rows import row, tell
+from rollart_core.bench.skip import require
 from rollart_core.errors import RollartError
 
+OPENENV = "openenv"
 SESSIONS = (1, 32)
 NUM_TURNS = 5
 UNIT = "rollouts/s"
@@ -34,19 +35,17 @@ _Episode = Callable[[Any, int], Awaitable[float]]
 
 
 def rows(rounds: int, seconds: float) -> Iterator[dict[str, object]]:
-    """Measure; where a package is missing, one row that says so.
+    """Measure.
 
     Args:
         rounds: How often the sides take turns.
         seconds: Of each side in a round.
 
     Raises:
+        BenchSkipped: If a package is missing.
         RollartError: When the sides do not play the same.
     """
-    missing = [name for name in ("openenv", "aiohttp") if find_spec(name) is None]
-    if missing:
-        yield row(f"openenv, skipped: no {', '.join(missing)} here", None, None, None, UNIT)
-        return
+    require("openenv", "aiohttp", extra="adapters")
     with _server() as url:
         for sessions in SESSIONS:
             name = f"openenv::echo, {sessions} session{'s' * (sessions > 1)}"

@@ -1,20 +1,22 @@
 """`rollart bench ray`: a run over a Ray cluster of three unlike nodes, beside the same run inline.
 
-Takes: ``config`` (examples/webshop.yaml), ``short``; every other option overrides a key of the
-config. Gives: success on held-out tasks after RL and trajectories/s of both runs, and whether two
-short deterministic runs end with the same weights, bit for bit. Never: runs both at once.
+Takes: ``config`` (examples/webshop.yaml), ``short`` (the deterministic runs alone); every other
+option overrides a key of the config. Gives: success on held-out tasks after RL and trajectories/s
+of both runs, and whether two short deterministic runs end with the same weights, bit for bit.
+Never: runs both at once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rollart_core.bench.learn import EXAMPLES, SHORT
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.learn import SHORT, example, overrides_of
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import require
 from rollart_core.config_load import load_config
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
@@ -26,46 +28,37 @@ DETERMINISTIC = {
     **SHORT,
     "deterministic": True,
     "max_staleness": 0,
-    "stop.wall_s": None,
-    "stop.batches": 4,
-    "evaluation.tasks": 16,
-    "evaluation.greedy": False,
 }
-OWN = ("short", "config")
-TAKES: Final = None
-"""Any: what is not in ``OWN`` is a key of the config, and is checked as one."""
+TAKES: Final = ("short", "config")
+CONFIG: Final = True
+"""Every other option is a key of the run config, and is checked as one."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``config``: a run config; ``short``: FrozenLake, some seconds; all others: keys of
-            the config.
+        options: ``config``: a run config; ``short``: only the deterministic runs, of FrozenLake;
+            all others: keys of the config.
 
     Returns:
         The object of ``rollart bench --json``, with the reports as ``runs``.
     """
-    short = bool(options.get("short"))
-    name = str(options.get("config", "hello.yaml" if short else "webshop.yaml"))
-    path = Path(name) if Path(name).is_file() else EXAMPLES / name
-    given = [f"{k}={json.dumps(v)}" for k, v in options.items() if k not in OWN]
-    learning = [*([_set(k, v) for k, v in SHORT.items()] if short else []), *given]
-    same = [_set(k, v) for k, v in DETERMINISTIC.items()]
-    same += [_set(k, v) for k, v in options.items() if k == "runs_dir"]
-    hello = EXAMPLES / "hello.yaml"
-    inline = _run("inline", path, learning)
+    asked = Options("ray", options)
+    require("torch", "transformers", extra="train")
+    require("ray", extra="ray")
+    path = example(asked.text("config", "webshop.yaml"))
+    given = overrides_of({k: v for k, v in options.items() if k not in TAKES})
+    same = overrides_of(DETERMINISTIC | {k: v for k, v in options.items() if k == "runs_dir"})
+    hello = example("hello.yaml")
     inline_same = _run("inline, deterministic", hello, same)
+    inline = inline_same if asked.short else _run("inline", path, given)
     with several_nodes(NODES) as cluster:
         over = _over_pools(cluster.address)
-        on_ray = _run("ray", path, [*learning, *over])
         ray_same = _run("ray, deterministic", hello, [*same, *over])
-    return {
-        "name": "ray",
-        "machine": machine(),
-        "rows": _rows(on_ray, inline, _digest(ray_same) == _digest(inline_same)),
-        "runs": {"ray": on_ray, "inline": inline},
-    }
+        on_ray = ray_same if asked.short else _run("ray", path, [*given, *over])
+    rows = [*_rows(on_ray, inline), _same_row(_digests(ray_same), _digests(inline_same))]
+    return result("ray", rows, runs={"ray": on_ray, "inline": inline})
 
 
 def _over_pools(address: str) -> list[str]:
@@ -76,11 +69,7 @@ def _over_pools(address: str) -> list[str]:
         "engines": {"*": "gen_node"},
         "trainer": "train_node",
     }
-    return [_set("runtime", runtime), _set("mapper", mapper)]
-
-
-def _set(key: str, value: object) -> str:
-    return f"{key}={json.dumps(value)}"
+    return overrides_of({"runtime": runtime, "mapper": mapper})
 
 
 def _run(name: str, path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -90,14 +79,19 @@ def _run(name: str, path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return report
 
 
-def _digest(report: Mapping[str, Any]) -> str:
-    weights = Path(report["run_dir"]) / "model-trained" / "model.safetensors"
-    return hashlib.sha256(weights.read_bytes()).hexdigest()
+def _digests(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each tensor of the trained model."""
+    from safetensors import safe_open
+
+    path = Path(report["run_dir"]) / "model-trained" / "model.safetensors"
+    with safe_open(path, "np") as tensors:
+        return {
+            name: hashlib.sha256(tensors.get_tensor(name).tobytes()).hexdigest()
+            for name in tensors.keys()  # noqa: SIM118
+        }
 
 
-def _rows(
-    ray: Mapping[str, Any], inline: Mapping[str, Any], is_same: bool
-) -> list[dict[str, object]]:
+def _rows(ray: Mapping[str, Any], inline: Mapping[str, Any]) -> list[dict[str, object]]:
     after, before = ray["success_after"], inline["success_after"]
     return [
         row(
@@ -116,13 +110,18 @@ def _rows(
             "runtime: inline",
             "tokens/s",
         ),
-        row(
-            "deterministic: weights after 4 batches",
-            None,
-            None,
-            "runtime: inline",
-            "",
-            mark="equal bit for bit",
-            meets_mark=is_same,
-        ),
     ]
+
+
+def _same_row(ray: Mapping[str, str], inline: Mapping[str, str]) -> dict[str, object]:
+    num_equal = sum(digest == ray.get(name) for name, digest in inline.items())
+    return row(
+        "deterministic: tensors of the trained model that are equal bit for bit",
+        num_equal,
+        len(inline),
+        "runtime: inline",
+        "tensors",
+        mark="all",
+        meets_mark=ray == inline,
+        required=True,
+    )

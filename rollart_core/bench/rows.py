@@ -1,5 +1,7 @@
 """The JSON form of all benchmarks: the machine, and rows of ours beside a peer's.
 
+    {"name": "sandbox", "machine": {...}, "rows": [...], "skipped_cases": {"docker": "why"}}
+
 Takes: figures. Gives: plain JSON values; progress goes to stderr. Never: measures.
 """
 
@@ -8,10 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from statistics import median
+
+from rollart_core.bench.skip import BenchSkipped
 
 PACKAGES = ("torch", "transformers", "trl", "ray", "gymnasium")
 """Whose versions a figure may depend on."""
@@ -27,6 +31,7 @@ def row(
     ratios: Sequence[float] | None = None,
     mark: float | str | None = None,
     meets_mark: bool | None = None,
+    required: bool = False,
 ) -> dict[str, object]:
     """Return one row.
 
@@ -39,6 +44,8 @@ def row(
         ratios: Ours over theirs (more is better), one for each interleaved pair.
         mark: What was to be reached: the least median ratio, or words.
         meets_mark: Whether it was; None: the median ratio against a number, else unknown.
+        required: Whether the mark holds on every machine and in the short form too, as "no ticket
+            is lost" does. A mark of speed or of learning does not.
     """
     spread = {"min": min(ratios), "median": median(ratios), "max": max(ratios)} if ratios else None
     if meets_mark is None and spread is not None and isinstance(mark, int | float):
@@ -52,6 +59,39 @@ def row(
         "ratio": spread,
         "mark": mark,
         "meets_mark": meets_mark,
+        "required": required,
+    }
+
+
+def result(
+    name: str,
+    rows: Iterable[Mapping[str, object]],
+    *,
+    skipped_cases: Mapping[str, str] | None = None,
+    conditions: Mapping[str, object] | None = None,
+    **more: object,
+) -> dict[str, object]:
+    """Return the object that ``rollart bench --json`` prints.
+
+    Args:
+        name: Of the benchmark.
+        rows: What was measured.
+        skipped_cases: Case -> why it was not measured here.
+        conditions: What else the figures depend on, besides the machine.
+        more: Further keys.
+
+    Raises:
+        BenchSkipped: If every case was skipped.
+    """
+    found, skipped = list(rows), dict(skipped_cases or {})
+    if not found and skipped:
+        raise BenchSkipped("; ".join(f"{case}: {why}" for case, why in skipped.items()))
+    return {
+        "name": name,
+        "machine": machine() | dict(conditions or {}),
+        "rows": found,
+        "skipped_cases": skipped,
+        **more,
     }
 
 

@@ -1,7 +1,7 @@
 """`rollart bench sandbox`: boxes beside `docker exec`: starts, commands, resets, memory.
 
-Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is a row
-that says so. Never: knows a wall by anything but its name and the options of its config.
+Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is
+skipped. Never: knows a wall by anything but its name and the options of its config.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from typing import Any, Final
 from rollart_core import registry
 from rollart_core.bench.box_memory import memory_bytes
 from rollart_core.bench.docker_exec import DockerExec
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import why_no_box
 from rollart_core.contracts.sandbox import Sandbox
-from rollart_core.errors import EpisodeError, UserError, first_line
+from rollart_core.errors import EpisodeError, first_line
 
 TAKES: Final = ("sandbox", "image", "boxes", "execs", "resets", "starts", "held", "short")
 
 MARK_START_MS = 60.0
 MARK_EXEC = 10.0
 IMAGE = "rollart-test:latest"
+SANDBOXES = ("process", "bubblewrap", "docker")
 _FOLDERS, _FILES = 80, 25
 _GIT = "git reset -q --hard && git clean -qfdx"
 _CHANGE = "echo x > d3/f4; rm d5/f6; mkdir new; echo y > new/file"
@@ -76,50 +79,48 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``sandbox`` (``bubblewrap,docker``), ``image`` of docker's boxes and of the peer
-            (``rollart-test:latest``), ``boxes`` (10) one after the other, ``execs`` (30) in each,
-            ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32) at once; ``short`` for a
-            fifth of all.
+        options: ``sandbox`` (``process,bubblewrap,docker``), ``image`` of docker's boxes and of the
+            peer (``rollart-test:latest``), ``boxes`` (10) one after the other, ``execs`` (30) in
+            each, ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32) at once; ``short``
+            for a fifth of all.
 
     Returns:
         The object of ``rollart bench --json``.
     """
-    share = 5 if options.get("short") else 1
-
-    def number(name: str, default: int) -> int:
-        return max(2, int(str(options.get(name) or default)) // share)
-
+    asked = Options("sandbox", options)
+    share = 5 if asked.short else 1
     extent = Extent(
-        num_boxes=number("boxes", 10),
-        num_execs=number("execs", 30),
-        num_resets=number("resets", 10),
-        num_started=number("starts", 32),
-        num_held=number("held", 32),
+        num_boxes=asked.integer("boxes", 10 // share),
+        num_execs=asked.integer("execs", 30 // share),
+        num_resets=asked.integer("resets", 10 // share),
+        num_started=asked.integer("starts", 32 // share),
+        num_held=asked.integer("held", 32 // share),
     )
-    names = str(options.get("sandbox") or "bubblewrap,docker").split(",")
-    image = str(options.get("image") or IMAGE)
-    rows = asyncio.run(_measure_all(names, image, extent))
-    return {"name": "sandbox", "machine": machine(), "rows": rows}
+    names, image = asked.names("sandbox", (), SANDBOXES), asked.text("image", IMAGE)
+    reasons = {name: why_no_box(name, _options(name, image)) for name in dict.fromkeys(names)}
+    no_engine = why_no_box("docker", _options("docker", image))
+    rows = asyncio.run(
+        _measure_all([n for n in reasons if not reasons[n]], image, extent, peer=not no_engine)
+    )
+    reasons["docker exec"] = no_engine
+    return result(
+        "sandbox", rows, skipped_cases={case: why for case, why in reasons.items() if why}
+    )
 
 
-async def _measure_all(names: Sequence[str], image: str, extent: Extent) -> list[dict[str, object]]:
-    makers, rows = {}, []
-    for name in names:
-        make = partial(registry.build, "sandboxes", name, _options(name, image))
-        try:
-            await _attempt(make)
-            makers[name] = make
-        except (EpisodeError, UserError) as e:
-            rows.append(row(f"{name}, skipped: {first_line(str(e))}", None, None, None, "ms"))
+async def _measure_all(
+    names: Sequence[str], image: str, extent: Extent, *, peer: bool
+) -> list[dict[str, object]]:
+    makers = {
+        name: partial(registry.build, "sandboxes", name, _options(name, image)) for name in names
+    }
+    times = {name: Times() for name in makers}
     with ExitStack() as stack:
-        try:
-            peer = DockerExec(image)
-            stack.callback(peer.close)
-            ways = peer.ways()
-        except UserError as e:
-            ways = {}
-            rows.append(row(f"docker exec, skipped: {first_line(str(e))}", None, None, None, "ms"))
-        times = {name: Times() for name in makers}
+        ways: Mapping[str, Callable[[], float]] = {}
+        if peer and makers:
+            container = DockerExec(image)
+            stack.callback(container.close)
+            ways = container.ways()
         for turn in range(extent.num_boxes):
             for name, make in makers.items():
                 tell(f"{name}: box {turn + 1} of {extent.num_boxes}")
@@ -129,7 +130,7 @@ async def _measure_all(names: Sequence[str], image: str, extent: Extent) -> list
             await _resets(make, extent.num_resets, times[name])
             times[name].boxes_a_second = await _starts(make, extent.num_started)
             await _hold(make, extent.num_held, times[name])
-    return rows + [made for name in makers for made in _rows(name, times[name])]
+    return [made for name in makers for made in _rows(name, times[name])]
 
 
 def _options(name: str, image: str) -> dict[str, Any]:
@@ -137,12 +138,6 @@ def _options(name: str, image: str) -> dict[str, Any]:
     fields = model.model_fields if model is not None else {}
     known: dict[str, Any] = {"trusted": True, "image": image, "pull": "never"}
     return {key: value for key, value in known.items() if key in fields}
-
-
-async def _attempt(make: Callable[[], Sandbox]) -> None:
-    box = make()
-    await box.start()
-    await box.close()
 
 
 async def _one_box(
@@ -257,8 +252,9 @@ def _rows(name: str, times: Times) -> Iterator[dict[str, object]]:
     )
     yield row(f"{name}: starts, 8 at once", times.boxes_a_second, None, None, "1/s")
     yield row(f"{name}: boxes held at once", times.num_held, None, None, "boxes")
-    size = median(times.memory_bytes) / 2**20 if times.memory_bytes else None
-    yield row(f"{name}: memory of an empty box", size, None, None, "MiB")
+    if times.memory_bytes:  # else the system does not say
+        size = median(times.memory_bytes) / 2**20
+        yield row(f"{name}: memory of an empty box", size, None, None, "MiB")
 
 
 def _spread(

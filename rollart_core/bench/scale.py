@@ -11,16 +11,17 @@ as work.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.sides import in_fresh_process
+from rollart_core.bench.skip import require
 from rollart_core.config_model import NewModel
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -55,56 +56,64 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short`` for a small form.
+        options: ``short``: one round, 500 live trajectories instead of 10,000.
 
     Returns:
         The object of ``rollart bench --json``.
     """
-    small, large = (100, 2_000) if options.get("short") else (100, 10_000)
-    rounds = 1 if options.get("short") else 2
+    asked = Options("scale", options)
+    require("tokenizers", extra="train")
+    small, large = (100, 500) if asked.short else (100, 10_000)
+    rounds = 1 if asked.short else 2
     measured = []
     for number in range(1, rounds + 1):
-        measured.append((_in_fresh_process(small), _in_fresh_process(large)))
+        measured.append((_measured(small), _measured(large)))
         few, many = (side["trajectories_per_s"] for side in measured[-1])
         tell(f"round {number} of {rounds}: {few:.0f} trajectories/s, with {large} live {many:.0f}")
     ratios = [b["trajectories_per_s"] / a["trajectories_per_s"] for a, b in measured]
-    ours = _median([b["trajectories_per_s"] for _, b in measured])
-    peer = _median([a["trajectories_per_s"] for a, _ in measured])
+    ours = median(b["trajectories_per_s"] for _, b in measured)
+    peer = median(a["trajectories_per_s"] for a, _ in measured)
     bytes_each = [b["bytes_per_trajectory"] for _, b in measured]
     live = [b["peak_live"] for _, b in measured]
-    return {
-        "name": "scale",
-        "machine": machine(),
-        "rows": [
-            row(
-                f"{large} live trajectories ({min(live):.0f} at the peak)",
-                ours,
-                peer,
-                f"{small} live",
-                "trajectories/s",
-                ratios=ratios,
-                mark=f">= {MARK_RATIO} of the throughput at {small}",
-                meets_mark=_median(ratios) >= MARK_RATIO,
-            ),
-            row(
-                f"memory of one of {large} live trajectories",
-                _median(bytes_each),
-                None,
-                None,
-                "bytes",
-                mark=f"< {MARK_BYTES}",
-                meets_mark=max(bytes_each) < MARK_BYTES,
-            ),
-        ],
-    }
+    rows = [
+        row(
+            f"{large} live trajectories ({min(live):.0f} at the peak)",
+            ours,
+            peer,
+            f"{small} live",
+            "trajectories/s",
+            ratios=ratios,
+            mark=f">= {MARK_RATIO} of the throughput at {small}",
+            meets_mark=median(ratios) >= MARK_RATIO,
+        ),
+        row(
+            f"memory of one of {large} live trajectories",
+            median(bytes_each),
+            None,
+            None,
+            "bytes",
+            mark=f"< {MARK_BYTES}",
+            meets_mark=max(bytes_each) < MARK_BYTES,
+        ),
+    ]
+    return result("scale", rows)
 
 
-def measure(num_live: int) -> dict[str, float]:
-    """Run one size in this process and return its rates."""
+def _measured(num_live: int) -> dict[str, float]:
+    """Run one size in a process of its own: memory is counted from its start."""
+    return in_fresh_process(f"{__name__}:measure", {"num_live": num_live})
+
+
+def measure(asked: Mapping[str, int]) -> dict[str, float]:
+    """Run one size in this process and return its rates.
+
+    Args:
+        asked: ``num_live`` trajectories.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spec = NewModel(kind="new", num_layers=1, width=16, ffn_width=16, vocab_size=300)
         tokenizer = load_tokenizer(new_model(folder, spec, FakeEnv().corpus(), seed=0))
-        return asyncio.run(_measure(num_live, tokenizer))
+        return asyncio.run(_measure(asked["num_live"], tokenizer))
 
 
 class NoTrainer:
@@ -215,18 +224,6 @@ async def _parts(engine: ScriptedEngine, tokenizer: ChatTokenizer) -> EpisodePar
     )
 
 
-def _in_fresh_process(num_live: int) -> dict[str, float]:
-    program = (
-        "import json; from rollart_core.bench.scale import measure; "
-        f"print(json.dumps(measure({num_live})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
-    )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def _rss_bytes() -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
@@ -238,8 +235,3 @@ def _peak_rss_bytes() -> float:
     import resource
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rollart_core.config_load import validate
@@ -24,6 +26,8 @@ from rollart_core.runtime.report import RunReport
 def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
     """Call ``"module:function"`` in a new process.
 
+    What it returns comes back in a file, so it may print what it likes.
+
     Args:
         function: Takes one mapping and returns one, both plain JSON.
         argument: What it is given.
@@ -33,18 +37,20 @@ def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str,
     """
     # Threads are each side's own business, whatever this shell says of them.
     inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, function, json.dumps(argument)],
-        capture_output=True,
-        text=True,
-        env=inherited,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RollartError(f"{function} failed: {said[-1].strip() if said else 'without a word'}")
-    result: dict[str, Any] = json.loads(lines[-1])
+    with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
+        path = Path(folder) / "result.json"
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, function, json.dumps(argument), str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=inherited,
+            check=False,
+        )
+        if done.returncode or not path.exists():
+            text = done.stdout.decode(errors="replace")
+            said = [line.strip() for line in text.splitlines() if line.strip()]
+            raise RollartError(f"{function} failed: {said[-1] if said else 'without a word'}")
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
 
 
@@ -60,9 +66,10 @@ def run_mapping(mapping: Mapping[str, object]) -> RunReport:
     return launch(resolve_run(config))
 
 
-def _main(function: str, argument: str) -> None:
+def _main(function: str, argument: str, path: str) -> None:
     module, _, name = function.partition(":")
-    print("\n" + json.dumps(getattr(import_module(module), name)(json.loads(argument))))
+    result = getattr(import_module(module), name)(json.loads(argument))
+    Path(path).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

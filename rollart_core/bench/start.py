@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
 
 TAKES: Final = ("rounds", "short")
 
@@ -65,7 +66,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         The object of ``rollart bench --json``; ``ours`` is the median, and each row says the
         smallest and largest as well.
     """
-    rounds = int(str(options.get("rounds") or (3 if options.get("short") else 15)))
+    asked = Options("start", options)
+    rounds = asked.integer("rounds", 3 if asked.short else 15)
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as folder:
         install(Path(folder), NUM_PLUGINS)
         cases = (
@@ -86,7 +88,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
                     times[case].append(taken)
         tell(f"{rounds} rounds")
     rows = [_row(case, times[case], mark) for case, _, _, mark in cases]
-    return {"name": "start", "machine": machine(), "rows": rows}
+    return result("start", rows)
 
 
 def seconds(arguments: Sequence[str], packages: Path | None = None) -> float:

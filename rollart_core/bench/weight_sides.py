@@ -136,7 +136,12 @@ class Measured:
 
 
 async def measure(
-    channel: Mapping[str, Any], location: str, folder: str, versions: list[Weights]
+    channel: Mapping[str, Any],
+    location: str,
+    folder: str,
+    versions: list[Weights],
+    *,
+    calm_s: float = 2.0,
 ) -> Measured:
     """Publish versions one after the other to an engine that generates all the time.
 
@@ -147,6 +152,7 @@ async def measure(
         location: Where both ends meet.
         folder: Of the model.
         versions: What to publish, an odd number; the first prepares both ends and is not counted.
+        calm_s: How long the engine is watched before its weights change.
     """
     publisher = open_channel(channel, location)
     part = PartProcess("engine", num_threads=1)
@@ -163,7 +169,7 @@ async def measure(
             publication = await asyncio.to_thread(publisher.publish, version, weights.items())
             if version == 0:
                 await part.call("load_weights", version)
-                measured.calm_tokens_per_s = await engine.rate(2.0)
+                measured.calm_tokens_per_s = await engine.rate(calm_s)
                 continue
             measured.publish_s.append(publication.publish_s)
             measured.num_bytes = publication.num_bytes

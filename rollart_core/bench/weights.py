@@ -10,8 +10,8 @@ peer, which stops generating, fetches and copies the next version over the same 
 on; seconds to publish and to fetch, bytes, and how fast tokens come meanwhile. ``kv_on_swap`` is
 ``keep``, so that both stalls are of weights only.
 
-Takes: ``pairs``, ``short`` (a tiny model). Gives: rows. Never: counts the first version, which
-is whole on every channel.
+Takes: ``pairs``, ``short`` (a tiny model, two channels). Gives: rows. Never: counts the first
+version, which is whole on every channel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from rollart_core.bench.rows import machine, row, tell
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import require
 from rollart_core.bench.weight_sides import (
     Measured,
     TrainedModel,
@@ -63,6 +65,7 @@ CHANNELS: Mapping[str, Mapping[str, Any]] = {
     "delta over shared-memory": {"id": "delta"},
     "delta over collective": {"id": "delta", "over": "collective"},
 }
+SHORT_CHANNELS = ("shared-memory", "delta over collective")
 FULL_EVERY = 20
 STOPPED = "stop, fetch, copy, go on"
 FULL = "all of it"
@@ -72,30 +75,36 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: a tiny model, one pair; ``pairs``: how many swaps of each kind (2).
+        options: ``short``: a tiny model, one pair, two of the channels; ``pairs``: how many swaps
+            of each kind (2).
 
     Returns:
         The object of ``rollart bench --json``.
     """
-    short = bool(options.get("short"))
-    pairs = int(str(options.get("pairs", 1 if short else 2)))
+    asked = Options("weights", options)
+    require("torch", "transformers", extra="train")
+    pairs = asked.integer("pairs", 1 if asked.short else 2)
+    channels = SHORT_CHANNELS if asked.short else tuple(CHANNELS)
+    calm_s = 0.3 if asked.short else 2.0
     shared = shared_folder("bench-weights")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            model = TrainedModel(SMALL if short else LARGE, folder, 32 if short else 64)
+            shape, num_tokens = (SMALL, 32) if asked.short else (LARGE, 64)
+            model = TrainedModel(shape, folder, num_tokens)
             name = f"{model.num_parameters / 1e6:.0f}M"
             rows, versions = _delta_rows(model, name, pairs, str(shared / "delta"))
             del model
             gc.collect()
-            for channel in CHANNELS:
+            for channel in channels:
                 where = Path(folder) / "disk" if channel == "disk" else shared / "channel"
-                got = asyncio.run(measure(CHANNELS[channel], str(where), folder, versions))
+                ends = (CHANNELS[channel], str(where), folder)
+                got = asyncio.run(measure(*ends, versions, calm_s=calm_s))
                 rows += _channel_rows(f"{name}, {channel}", got)
     finally:
         for left in sorted(shared.rglob("*"), reverse=True):
             left.unlink() if left.is_file() else left.rmdir()
         shared.rmdir()
-    return {"name": "weights", "machine": machine(), "rows": rows}
+    return result("weights", rows)
 
 
 def _delta_rows(
@@ -143,6 +152,7 @@ def _share_row(name: str, lr: float, shares: list[float], full: int) -> dict[str
         ratios=[1 / s for s in shares],
         mark=f"<= {MARKED_SHARE:.0%} of the bytes" if marked else None,
         meets_mark=max(shares) <= MARKED_SHARE if marked else None,
+        required=marked,
     )
 
 
@@ -155,6 +165,7 @@ def _equal_row(name: str, all_equal: bool, num_versions: int) -> dict[str, objec
         "versions",
         mark="all",
         meets_mark=all_equal,
+        required=True,
     )
 
 

@@ -1,8 +1,4 @@
-"""The benchmark of asynchrony, in its short form."""
-
-import json
-
-import pytest
+"""The benchmark of asynchrony; ``tests/bench`` runs its short form."""
 
 from rollart_core.bench import async_
 from rollart_core.cli.bench import benchmarks
@@ -27,14 +23,3 @@ def test_rows_pair_the_runs_of_a_round(monkeypatch):
     assert ratio["ratio"] == {"min": 1.5, "median": 1.75, "max": 2.0}
     assert (ratio["ours"], ratio["peer"], ratio["meets_mark"]) == (5.5, 3.0, True)
     assert (staleness["ours"], staleness["meets_mark"]) == (3, False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_both_modes_run_and_async_stays_within_its_bound():
-    result = async_.run({"short": True})
-    ratio, staleness = result["rows"]
-    assert ratio["ours"] > 0
-    assert ratio["peer"] > 0
-    assert staleness["meets_mark"]
-    json.dumps(result)

@@ -1,6 +1,7 @@
 """The benchmarks of learning on the bandit: rows, pictures, and two algorithms that learn."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -78,20 +79,25 @@ def test_an_algorithm_that_breaks_is_told_of_and_meets_no_mark(tmp_path):
 
 
 def test_every_registered_algorithm_has_a_config_that_is_one(tmp_path):
-    asked = algorithms._Asked(tmp_path, str(tmp_path), str(tmp_path), 2, 60.0, 0)
+    begin = {"model": {"path": str(tmp_path), "device": "cpu"}}
+    asked = algorithms._Asked(tmp_path, begin, str(tmp_path), 2, 60.0, 0)
     for name in plugins().registered("algorithms"):
         config, problems = validate(algorithms.config_of(name, asked))
         assert config is not None, problems
+    short = replace(asked, beginner=bandit.short_run())
+    config, problems = validate(algorithms.config_of("grpo", short))
+    assert config is not None, problems
     with pytest.raises(UserError, match="algorithm"):
-        algorithms._names("grpo,no-such")
+        algorithms._names(["grpo", "no-such"])
 
 
 @pytest.fixture(scope="module")
 def beginner(tmp_path_factory):
-    return bandit.beginner(tmp_path_factory.mktemp("taught"), algorithms.ENV)
+    model = bandit.beginner(tmp_path_factory.mktemp("taught"), algorithms.ENV)
+    return {"model": {"path": model, "device": "cpu"}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_it_learns_from_a_quarter_to_nine_tenths(name, beginner, tmp_path):

@@ -1,30 +1,37 @@
-"""The chaos benchmark: its plan, how it finds processes, and a short run whose parts are killed."""
+"""The chaos benchmark: its plan, how it finds processes, and what it waits for.
+
+``tests/bench`` runs its short form, in which parts of a real run are killed.
+"""
 
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.pace import wait_until
 
-from rollart_core.bench import chaos
-from rollart_core.bench.chaos_run import ROLES, AttackedRun, Kill, planned
+from rollart_core.bench import chaos, chaos_run
+from rollart_core.bench.chaos_run import INTERRUPTED, ROLES, AttackedRun, Kill, planned
 from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
-from rollart_core.errors import UserError
+from rollart_core.errors import RollartError, UserError
 
 
 def test_kills_are_planned_by_the_seed_within_the_run():
-    plan = planned(["env worker", "engine"], 3, 200, seed=4)
-    assert plan == planned(["env worker", "engine"], 3, 200, seed=4)
-    assert plan != planned(["env worker", "engine"], 3, 200, seed=5)
+    plan, same, other = (
+        planned(["env worker", "engine"], 3, 200, seed, episodes_per_step=12) for seed in (4, 4, 5)
+    )
+    assert plan == same
+    assert plan != other
     assert Counter(kill.kind for kill in plan) == {"env worker": 3, "engine": 3}
     assert sorted(kill.train_step for kill in plan) == [kill.train_step for kill in plan]
-    assert all(1 <= kill.train_step < 120 for kill in plan)
+    assert all(0 <= kill.train_step < 120 for kill in plan)
+    assert len({kill.num_dispatched for kill in plan} & set(range(12))) > 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -39,9 +46,7 @@ def test_processes_are_found_by_mark_and_parts_by_their_log(tmp_path: Path):
             env={MARK_VARIABLE: watched.mark},
         )
     try:
-        until = time.monotonic() + 10
-        while not watched.alive() and time.monotonic() < until:
-            time.sleep(0.01)  # between fork and exec it has this process's environment
+        wait_until(watched.alive, "a process")  # between fork and exec it has another environment
         assert watched.alive() == [child.pid]
         assert watched.parts(tmp_path) == {"engine-1": [child.pid]}
     finally:
@@ -52,40 +57,127 @@ def test_processes_are_found_by_mark_and_parts_by_their_log(tmp_path: Path):
 
 
 class _Attacked(AttackedRun):
-    """A run that trains, and either has what it lost back at once or ends without."""
+    """A run without a run: each look at it is an event, and time does not matter.
 
-    comes_back = True
-    num_back = 0
+    With every look one more episode begins, and with every fourth a batch is trained; a part that
+    was killed is back ``back_after`` looks later. It ends at SIGINT, or by itself at ``ends_at``
+    train steps.
+    """
+
+    back_after = 40
+    ends_at = 10_000
+    num_looks = 0
+    killed_at: tuple[int, ...] = ()
+    steps_at_kill: tuple[int, ...] = ()
+
+    def _look(self) -> int:
+        self.num_looks += 1
+        if self.num_looks == 4 * self.ends_at:
+            assert self.process is not None
+            assert self.process.stdin is not None
+            self.process.stdin.close()  # and so it ends
+            self.process.wait()
+        return self.num_looks
+
+    def _ended(self) -> bool:
+        self._look()
+        return super()._ended()
 
     def trained(self) -> int:
-        return 2 + self.num_back
+        return min(self._look() // 4, self.ends_at)
+
+    def dispatched(self) -> int:
+        return self._look()
 
     def _start(self) -> None:
-        waits = "import sys; sys.stdin.read()"
-        self.process = subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE)
+        program = (
+            "import signal, sys\n"
+            f"signal.signal(signal.SIGINT, lambda *_: sys.exit({INTERRUPTED}))\n"
+            "print(flush=True)\n"
+            "sys.stdin.read()"
+        )
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe)
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
 
     def _victims(self, kill: Kill) -> dict[str, list[int]]:
         return {role: [0] if role == ROLES[kill.kind] else [] for role in ROLES.values()}
 
     def _num_back(self, role: str) -> int:
-        return self.num_back
+        return sum(self._look() >= at + self.back_after for at in self.killed_at)
 
     def _num_parts(self, pids: Sequence[int]) -> int:
         return len(pids)
 
     def _kill(self, kill: Kill, lost: object) -> None:
-        assert self.process is not None
-        self.num_back += self.comes_back
-        if not self.comes_back or kill.train_step == 1:
-            self.process.communicate()
+        self.killed_at += (self.num_looks,)
+        self.steps_at_kill += (self.num_looks // 4,)
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_what_is_not_back_when_the_run_ends_is_no_recovery(tmp_path: Path, comes_back: bool):
+@pytest.fixture
+def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Attacked]:
+    monkeypatch.setattr(chaos_run, "POLL_S", 0.0)
     run = _Attacked(tmp_path, tmp_path, tmp_path, Watched("no mark"), random.Random(0))
-    run.comes_back = comes_back
-    run.execute([Kill("env worker", 0, 0.0), Kill("env worker", 1, 0.0)])
-    assert [found.kind for found in run.recoveries] == ["env worker"] * (2 if comes_back else 0)
+    yield run
+    assert run.process is not None
+    assert run.process.returncode is not None
+    assert run.process.stdin is not None
+    assert run.process.stdout is not None
+    run.process.stdin.close()
+    run.process.stdout.close()
+
+
+def test_a_kill_waits_for_its_train_step_and_then_for_episodes(attacked: _Attacked):
+    attacked.execute([Kill("env worker", 6, 0), Kill("env worker", 50, 9)], 51)
+    first, second = attacked.steps_at_kill
+    assert first >= 7
+    assert second >= 51 + 9 // 4
+    assert [found.kind for found in attacked.recoveries] == ["env worker"] * 2
+
+
+@pytest.mark.parametrize("back_after", [1, 2000])
+def test_a_run_goes_on_until_it_has_recovered_from_the_last_kill(
+    attacked: _Attacked, back_after: int
+):
+    attacked.back_after = back_after
+    attacked.execute([Kill("env worker", 2, 3)], 30)
+    (killed_at,) = attacked.killed_at
+    assert attacked.num_looks >= max(4 * 30, killed_at + back_after)
+    assert len(attacked.recoveries) == 1
+    assert attacked.asked_to_end
+    assert attacked.process is not None
+    assert attacked.process.returncode == INTERRUPTED
+
+
+def test_what_is_not_back_when_the_run_ends_is_no_recovery(attacked: _Attacked):
+    attacked.back_after, attacked.ends_at = 10_000, 100
+    attacked.execute([Kill("env worker", 0, 0), Kill("env worker", 1, 0)], 50)
+    assert attacked.recoveries == []
+    assert len(attacked.killed_at) == 1
+    assert not attacked.asked_to_end
+
+
+def test_without_a_number_of_steps_a_run_ends_by_itself(attacked: _Attacked):
+    attacked.ends_at = 20
+    attacked.execute([Kill("env worker", 3, 0)])
+    assert not attacked.asked_to_end
+    assert attacked.process is not None
+    assert attacked.process.returncode == 0
+
+
+def test_an_end_that_nobody_asked_for_is_an_error(attacked: _Attacked):
+    attacked.runs_dir = attacked.runs_dir / "runs"
+    (attacked.runs_dir.parent / "driver-0.log").write_text("why\n")
+    attacked._start()
+    assert attacked.process is not None
+    attacked.num_starts = 0
+    attacked.process.send_signal(signal.SIGINT)
+    attacked.process.wait()
+    with pytest.raises(RollartError, match=f"exit code {INTERRUPTED}: why"):
+        attacked._ended()
+    attacked.asked_to_end = True
+    assert attacked._ended()
 
 
 def test_a_server_of_several_processes_is_one_part(tmp_path: Path, monkeypatch):
@@ -101,12 +193,3 @@ def test_a_server_of_several_processes_is_one_part(tmp_path: Path, monkeypatch):
 def test_what_is_not_there_to_kill_is_refused(options: dict[str, str]):
     with pytest.raises(UserError, match="is none of"):
         chaos.run({"short": True, **options})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_short_run_gets_through_one_kill_of_each_kind():
-    rows = {str(row["case"]): row for row in chaos.run({"short": True})["rows"]}
-    marks = {case: row["meets_mark"] for case, row in rows.items() if row["mark"] is not None}
-    assert all(marks.values()), marks
-    assert len(marks) == len(chaos.KINDS["inline"]) + 4

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rollart_core.bench import learn
+from rollart_core.bench.skip import BenchSkipped
 from rollart_core.view.pictures import smoothed
 
 pytest.importorskip("matplotlib", reason="matplotlib is in rollart[bench]")
@@ -46,16 +47,31 @@ def test_options_become_overrides():
     assert flat == [("trainer.lr", 0.1), ("trainer.compile", "off"), ("seed", 3), ("env", {})]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_short_form_runs_and_draws(tmp_path):
+def test_options_reach_the_run_and_its_curve_is_drawn(tmp_path, monkeypatch):
+    asked = []
+
+    def fake(path, overrides, seed):
+        asked.append((path.name, overrides))
+        return curve(seed, 0.9, train_wall_s=3.0)
+
+    monkeypatch.setattr(learn, "_learn", fake)
     picture = tmp_path / "new" / "curves.png"
-    options = {"short": True, "runs_dir": str(tmp_path), "picture": str(picture), "seed": 5}
+    options = {"short": True, "seeds": 2, "picture": str(picture), "seed": 5, "trainer": {"lr": 1}}
     result = learn.run(options)
+    (path, first), (_, second) = asked
+    assert path == "hello.yaml"
+    assert {"stop.batches=4", "trainer.lr=1"} <= set(first)
+    assert (first[-1], second[-1]) == ("seed=5", "seed=6")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result["picture"] == str(picture)
-    (run,) = result["runs"]
-    assert run["batches"] >= 1
-    assert (run["seed"], run["ok"]) == (5, True)
-    assert result["rows"][0]["ours"] == run["success_after"]["mean"]
+    assert [run["seed"] for run in result["runs"]] == [5, 6]
     json.dumps(result)
+
+
+def test_without_the_examples_it_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learn, "EXAMPLES", tmp_path / "nowhere")
+    with pytest.raises(BenchSkipped, match=r"there is no hello\.yaml: .*give config=PATH"):
+        learn.run({"short": True})
+    (tmp_path / "mine.yaml").touch()
+    assert learn.example("mine.yaml").name == "mine.yaml"

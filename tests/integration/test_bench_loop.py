@@ -1,11 +1,15 @@
-"""The benchmark of a GRPO step beside TRL."""
+"""The benchmark of a GRPO step beside TRL; and functions in fresh processes."""
 
-from importlib.util import find_spec
+import atexit
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from rollart_core.bench import loop, sides
+from rollart_core.bench import loop, sides, skip
 from rollart_core.bench.one_turn import NUM_TASKS, OneTurnEnv, digits, vowel_share
+from rollart_core.bench.skip import BenchSkipped
 from rollart_core.errors import ConfigError, RollartError, UserError
 from rollart_core.models.new import ASSISTANT, USER
 from rollart_core.models.tokenizer import load_tokenizer
@@ -54,12 +58,14 @@ def test_rows_pair_the_sides_of_a_round(monkeypatch):
 
 
 def test_too_few_steps_are_refused():
-    if find_spec("trl") is None:
-        with pytest.raises(UserError, match=r"rollart\[bench\]"):
-            loop.run({})
-    else:
-        with pytest.raises(UserError, match="give more"):
-            loop.run({"steps": 3})
+    with pytest.raises(UserError, match="steps=3: must be a whole number, 4 or more"):
+        loop.run({"steps": 3})
+
+
+def test_without_trl_it_is_skipped(monkeypatch):
+    monkeypatch.setattr(skip, "find_spec", lambda package: None if package == "trl" else object())
+    with pytest.raises(BenchSkipped, match=r"trl is not installed: pip install 'rollart\[bench\]'"):
+        loop.run({})
 
 
 def test_a_side_that_fails_says_why():
@@ -69,17 +75,16 @@ def test_a_side_that_fails_says_why():
         sides.run_mapping({"mode": "sync"})
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_our_side_does_the_work_asked_for(mode, model_path, tmp_path):
-    work = loop.Work(model_path, str(tmp_path), steps=4, threads=1)
-    assert work.ours(mode) > 0
+def loud(asked):
+    """Print on every road, also after the end of the program."""
+    atexit.register(print, "goodbye", flush=True)
+    print("hello", file=sys.stderr)
+    subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+    print("hello", asked["number"])
+    return {"number": asked["number"] + 1}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_other_side_does_the_same_work(model_path, tmp_path):
-    pytest.importorskip("trl", reason="TRL is in rollart[bench]", exc_type=ImportError)
-    work = loop.Work(model_path, str(tmp_path), steps=4, threads=1)
-    assert work.theirs() > 0
+def test_what_a_side_prints_is_no_part_of_its_result(capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    assert sides.in_fresh_process(f"{__name__}:loud", {"number": 1}) == {"number": 2}
+    assert capfd.readouterr().out == ""

@@ -10,6 +10,9 @@ import pytest
 
 from rollart_core import plugins, registry
 from rollart_core.bench import mission
+from rollart_core.bench.chaos_cluster import free_port
+from rollart_core.bench.chaos_run import Kill
+from rollart_core.bench.skip import BenchSkipped
 from rollart_core.config_load import dump_yaml, load_config, load_mapping, read_yaml
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
@@ -100,19 +103,107 @@ def test_no_less_than_alone_is_what_the_mark_asks() -> None:
     assert rows((0.1, 0.2), (0.3, 0.4)) == [False, False]
 
 
-def test_commands_and_the_model_are_found_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(CONFIG.parents[1])
-    config = mission._absolute(read_yaml(CONFIG))
+def test_commands_and_the_model_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = mission._absolute(read_yaml(CONFIG), CONFIG)
     assert config["model"]["path"] == str(CONFIG.parents[1] / ".mission/model")
     engine = config["engines"][0]["engine"]
     assert engine["command"] == [
         str(CONFIG.parents[1] / ".venv-sglang/bin/python"),
         str(CONFIG.parents[1] / "tests/sglang_cpu/serve_cpu.py"),
     ]
+    copied = mission._absolute(read_yaml(CONFIG), tmp_path / "mission.yaml")
+    assert copied["model"]["path"] == str(tmp_path / ".mission/model")
 
 
-def test_cases_are_those_there_are() -> None:
-    assert mission._cases(None) == ["peace", "attack", "alone"]
-    assert mission._cases("peace, attack") == ["peace", "attack"]
-    with pytest.raises(UserError, match="case: 'war' is none of peace, attack, alone"):
-        mission._cases("war")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"case": "war"}, "bench mission: case: 'war' is none of peace, attack, alone"),
+        ({"cases": "peace, atack"}, "Did you mean 'attack'?"),
+        ({"steps": "many"}, "steps='many': must be a whole number"),
+        ({"limit_s": 0}, "limit_s=0: must be a number above 0"),
+        ({"mixture": "nowhere", "case": "alone"}, "nowhere holds no report of a finished run"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: dict[str, object], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mission, "_lacking", lambda config, with_lambda: [])
+    with pytest.raises(UserError) as e:
+        mission.run(options)
+    assert says in str(e.value)
+
+
+def test_what_is_missing_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    monkeypatch.setattr(mission, "executed", None)
+    config = read_yaml(CONFIG)
+    config["scoring"]["backend"]["endpoint_url"] = f"http://127.0.0.1:{free_port()}"
+    path = tmp_path / "mission.yaml"
+    path.write_text(dump_yaml(config))
+    with plugins.using({}), pytest.raises(BenchSkipped) as e:
+        mission.run({"config": str(path)})
+    said = str(e.value)
+    assert "\n" not in said
+    for lacks in (
+        "swe/FunctionRepair-v1: no Docker engine answers",
+        f"there is no model {tmp_path}/",
+        "the engine served needs ",
+        "no Lambda answers at http://127.0.0.1:",
+        "see examples/mission/README.md",
+    ):
+        assert lacks in said
+
+
+def test_the_short_form_is_the_same_config_with_what_runs_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    config = read_yaml(CONFIG)
+    short, skipped = mission._shortened(config)
+    assert list(skipped) == ["swe/FunctionRepair-v1"]
+    run = resolve_run(load_mapping(short, CONFIG))
+    assert [env.name for env in run.envs] == [
+        "webshop/WebShop-v1",
+        "toy/FrozenLake-v1",
+        "acme/Maze-v1",
+    ]
+    kept = ("mode", "runtime", "mapper", "weights", "reward", "scoring", "algorithm", "failures")
+    assert {key: short[key] for key in kept} == {key: config[key] for key in kept}
+    assert [one.name for one in run.engines] == ["served"]
+    assert mission._lacking(short, with_lambda=False) == []
+
+
+def test_an_attacked_run_may_go_on_and_another_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, object]] = []
+
+    class Run:
+        recoveries = ()
+
+        def __init__(self, path: Path, *rest: object) -> None:
+            self.run_dir, self.stop = path.parent, read_yaml(path)["stop"]
+
+        def execute(self, kills: object, num_steps: int | None) -> float:
+            asked.append((self.stop, num_steps))
+            return 1.0
+
+    monkeypatch.setattr(mission, "AttackedRun", Run)
+    monkeypatch.setattr(mission, "LocalCluster", lambda *rest: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(mission, "_start", lambda cluster: setattr(cluster, "address", "here"))
+    monkeypatch.setattr(mission, "_report", lambda run_dir: {"train_steps": 2})
+    monkeypatch.setattr(mission, "audit", lambda run_dir: None)
+    config = {"runtime": {}, "stop": {"batches": 2}}
+    for kills in ([], [Kill("engine", 0)]):
+        mission.executed(config, kills, 0, 1.0)
+    (peace, alone), (attack, told) = asked
+    assert (peace, alone) == ({"batches": 2}, None)
+    assert told == 2
+    assert attack["batches"] > 1000  # type: ignore[index]

@@ -4,16 +4,20 @@ import ast
 import io
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from support.pace import scaled
 
 from rollart_core import plugins
+from rollart_core.bench.skip import BenchSkipped
 from rollart_core.cli import COMMANDS, main, progress
 from rollart_core.cli.bench import _module, benchmarks
 from rollart_core.config_load import load_config
@@ -471,20 +475,113 @@ def test_benchmarks_are_the_modules_that_can_run(
     assert json.loads(rollart("bench", "engine", "--json")[1])["rows"] == rows
 
 
+def test_a_benchmark_that_lacks_something_is_skipped_with_a_code_of_its_own(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(options: dict[str, object]) -> dict[str, object]:
+        raise BenchSkipped("no Docker engine answers")
+
+    fake = SimpleNamespace(run=run, TAKES=("short",))
+    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
+    code, out, err = rollart("bench", "engine")
+    assert (code, out) == (77, "")
+    assert err == "bench engine is skipped: no Docker engine answers\n"
+    code, out, _ = rollart("bench", "engine", "--json")
+    said = {"name": "engine", "skipped": "no Docker engine answers", "rows": []}
+    assert (code, json.loads(out)) == (77, said)
+
+
+def test_cases_that_a_benchmark_skips_are_told(
+    rollart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = {"name": "engine", "machine": {}, "rows": [], "skipped_cases": {"large": "no room"}}
+    fake = SimpleNamespace(run=lambda options: result, TAKES=())
+    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
+    assert "skipped: large: no room\n" in rollart("bench", "engine")[1]
+
+
+LOUD_BENCH = """
+import atexit, os, subprocess, sys, types
+from rollart_core.cli import main
+from rollart_core.errors import UserError
+
+def run(options):
+    print("a library")
+    subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+    if options:
+        raise UserError("broken")
+    return {"name": "engine", "machine": {}, "rows": []}
+
+fake = types.SimpleNamespace(run=run, TAKES=("short",))
+sys.modules["rollart_core.bench.engine"] = fake
+atexit.register(os.system, "echo afterwards")
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [((), {"name": "engine", "machine": {}, "rows": []}), (("short=1",), None)],
+)
+def test_nothing_but_its_object_is_on_the_stdout_of_a_benchmark(
+    arguments: tuple[str, ...], out: object
+) -> None:
+    command = [sys.executable, "-c", LOUD_BENCH, "bench", "engine", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), check=False)
+    printed, _, afterwards = done.stdout.rpartition("afterwards\n")  # stdout is as it was, too
+    assert (json.loads(printed) if printed else None) == out
+    assert afterwards == ""
+    assert sorted(done.stderr.splitlines())[-2:] == ["a child", "a library"]
+
+
+def test_the_help_of_bench_says_what_short_and_the_exit_codes_are(rollart: Run) -> None:
+    text = " ".join(rollart("bench", "--help")[1].split())
+    assert "rollart bench scale short=true --json" in text
+    assert "The exit code is 77 if" in text
+
+
 @pytest.mark.parametrize("name", benchmarks())
 def test_a_benchmark_names_every_option_that_it_reads(name: str, repo_root: Path) -> None:
     path = repo_root / "rollart_core/bench" / f"{_module(name)}.py"
     text = path.read_text("utf-8")
-    (said,) = re.findall(r"^TAKES: Final = (None|\(.*?\))\n", text, flags=re.MULTILINE | re.DOTALL)
+    (said,) = re.findall(r"^TAKES: Final = (\(.*?\))\n", text, flags=re.MULTILINE | re.DOTALL)
     takes = ast.literal_eval(said)
-    if takes is None:
-        assert "load_config(" in text  # which refuses what it does not know
-        return
+    assert "short" in takes
+    reads = r"""asked\.(?:flag|integer|number|text|path|choice|names)\(\s*"(\w+)\""""
+    assert set(re.findall(reads, text)) <= set(takes)
+    assert "options.get(" not in text  # Options reads them, and refuses wrong values
     run = re.split(r"\n\n\n", text[text.index("def run(") :])[0]
-    read = re.findall(r"""(?<!\w)(?:options(?:\.get\(|\[)|number\()"(\w+)\"""", run)
-    assert set(read) <= set(takes)
     documented = run.split('"""')[1]
     assert [option for option in takes if f"``{option}``" not in documented] == []
+
+
+@pytest.mark.parametrize("name", benchmarks())
+@pytest.mark.parametrize("value", ["maybe", "2", "", "[true]", "{a: 1}"])
+def test_a_benchmark_refuses_a_short_that_is_neither_true_nor_false(
+    rollart: Run, name: str, value: str
+) -> None:
+    code, out, err = rollart("bench", name, f"short={value}", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Error: bench {name}: short=")
+    assert err.endswith(": must be true or false, such as short=true\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for name in benchmarks()
+        for option in import_module(f"rollart_core.bench.{_module(name)}").TAKES
+    ],
+)
+def test_a_benchmark_refuses_a_value_of_a_wrong_type_before_it_starts(
+    rollart: Run, name: str, option: str
+) -> None:
+    code, out, err = rollart("bench", name, f"{option}={{a: 1}}", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Error: bench {name}: {option}={{'a': 1}}: must be ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("broken", [(), ("ticket g1.0 was trained twice",)])

@@ -35,7 +35,7 @@ def test_agreement_with_the_peer_is_measured(duel):
 
 def test_rows_are_the_json_form_of_all_benchmarks():
     assert list(row("case", 2.0, 1.0, "peer", "x/s", ratios=[3.0, 1.0, 2.0], mark=2.5)) == [
-        "case", "ours", "peer", "peer_name", "unit", "ratio", "mark", "meets_mark"
+        "case", "ours", "peer", "peer_name", "unit", "ratio", "mark", "meets_mark", "required"
     ]  # fmt: skip
     one = row("case", 2.0, 1.0, "peer", "x/s", ratios=[3.0, 1.0, 2.0], mark=2.5)
     assert one["ratio"] == {"min": 1.0, "median": 2.0, "max": 3.0}

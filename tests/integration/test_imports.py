@@ -55,7 +55,7 @@ ROOMS = (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
         *("config_engines", "config_learning", "config_load", "config_lora", "manifest"),
         *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),
-        *("plugin_specs", "resolve_envs", "resolve_plugin"),
+        *("plugin_output", "plugin_specs", "resolve_envs", "resolve_plugin"),
     ),
     ("models", "rollout", "scoring", "engine", "tools", "train", "plan"),
     ("runtime",),

@@ -202,16 +202,6 @@ def test_the_benchmark_compares_what_should_differ():
     assert best > affinity.MARK * max(r for n, r in expected.items() if n.startswith("colocate"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(90)
-def test_the_benchmark_runs():
-    said = affinity.run({"short": True})
-    rows = {row["case"].split(",")[0]: row for row in said["rows"]}
-    assert rows["affinity and the better colocation"]["ratio"]["median"] > 1
-    assert rows["affinity"]["ours"] > 0
-    assert 0.3 < rows["affinity"]["ratio"]["median"] < 1.5
-
-
 def test_a_run_may_say_what_its_episodes_ask_for(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(

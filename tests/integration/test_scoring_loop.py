@@ -380,7 +380,7 @@ def test_scores_beside_the_rollout_take_little_more_than_half_the_time(
 
 
 def test_a_case_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match="no case 'slow'; it has slow-reward, reward-faults"):
+    with pytest.raises(UserError, match="case: 'slow' is none of slow-reward, reward-faults"):
         async_.run({"case": "slow"})
 
 
@@ -394,10 +394,3 @@ def test_step_times_pair_the_runs_of_a_round(monkeypatch: pytest.MonkeyPatch) ->
     blocking, sync = async_.run({"case": "slow-reward", "rounds": 2})["rows"]  # type: ignore[misc]
     assert (blocking["ratio"]["median"], blocking["meets_mark"]) == (2.0, True)
     assert (sync["ratio"]["median"], sync["mark"]) == (4.0, None)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_whole_run_with_a_backend_that_fails_in_every_way() -> None:
-    rows = async_rewards.reward_faults({"short": True, "batches": 3})
-    assert [row["meets_mark"] for row in rows] == [True] * 3, rows

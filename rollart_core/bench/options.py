@@ -1,0 +1,157 @@
+"""The options of a benchmark, read by their types.
+
+Takes: what the command line gave, as YAML reads it. Gives: checked values. Never: knows which
+options a benchmark takes; its ``TAKES`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from rollart_core.errors import UserError, did_you_mean
+
+_TRUE: Final = ("true", "yes", "on", "1")
+_FALSE: Final = ("false", "no", "off", "0")
+
+
+class Options:
+    """The options of one call; a wrong value is an error of one line that names the option.
+
+    Args:
+        bench: The name of the benchmark, for errors.
+        given: Option -> value.
+    """
+
+    def __init__(self, bench: str, given: Mapping[str, object]) -> None:
+        self._bench = bench
+        self._given = given
+        self.short: Final = self.flag("short")
+        """Whether the short form is asked for."""
+
+    def flag(self, name: str) -> bool:
+        """Return a flag; False if it is not given.
+
+        Raises:
+            UserError: If it is neither true nor false.
+        """
+        value = self._given.get(name, False)
+        if isinstance(value, int) and value in (0, 1):  # also True and False
+            return bool(value)
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word not in (*_TRUE, *_FALSE):
+            self._refuse(name, "true or false", "true")
+        return word in _TRUE
+
+    def integer(self, name: str, default: int, *, least: int = 1) -> int:
+        """Return a whole number.
+
+        Raises:
+            UserError: If it is none, or less than ``least``.
+        """
+        value = self._given.get(name, default)
+        number = self._number(value, int)
+        if number is None or number < least:
+            self._refuse(name, f"a whole number, {least} or more", str(max(least, default)))
+        return int(number)
+
+    def number(self, name: str, default: float) -> float:
+        """Return a finite number above 0.
+
+        Raises:
+            UserError: If it is none.
+        """
+        value = self._given.get(name, default)
+        number = self._number(value, float)
+        if number is None or not 0 < number < math.inf:
+            self._refuse(name, "a number above 0", f"{default:g}")
+        return number
+
+    def text(self, name: str, default: str) -> str:
+        """Return a text, which may be empty only by default.
+
+        Raises:
+            UserError: If it is none.
+        """
+        value = self._given.get(name, default)
+        if not isinstance(value, str) or (name in self._given and not value.strip()):
+            self._refuse(name, "a text", default or "TEXT")
+        return value
+
+    def path(self, name: str, default: str) -> Path:
+        """Return a path.
+
+        Raises:
+            UserError: If it is none.
+        """
+        return Path(self.text(name, default))
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        """Return one of several words.
+
+        Raises:
+            UserError: If it is none of them.
+        """
+        (chosen,) = self.names(name, known, (default,), most=1)
+        return chosen
+
+    def names(
+        self,
+        name: str,
+        known: Sequence[str],
+        default: Sequence[str] | None = None,
+        *,
+        most: int | None = None,
+    ) -> tuple[str, ...]:
+        """Return names, given as ``a,b`` or ``[a, b]``.
+
+        Args:
+            name: Of the option.
+            known: What may be named; empty: anything.
+            default: What is returned if the option is not given; None: all that are known.
+            most: How many may be named.
+
+        Raises:
+            UserError: If one is not known, or there is none.
+        """
+        if name not in self._given:
+            return tuple(known if default is None else default)
+        value = self._given[name]
+        given = value.split(",") if isinstance(value, str) else value
+        allowed = f"one of {', '.join(known)}" if known else "names"
+        example = known[0] if known else "NAME"
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            self._refuse(name, allowed, example)
+        names = tuple(dict.fromkeys(filter(None, (one.strip() for one in given))))
+        unknown = [one for one in names if known and one not in known]
+        if unknown:
+            near = did_you_mean(unknown[0], tuple(known))
+            raise UserError(
+                f"bench {self._bench}: {name}: {unknown[0]!r} is none of {', '.join(known)}.{near}"
+            )
+        if not names or (most is not None and len(names) > most):
+            self._refuse(name, allowed, example)
+        return names
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether an option was given."""
+        return name in self._given
+
+    @staticmethod
+    def _number(value: object, kind: type[int] | type[float]) -> float | None:
+        """Return a value as a number of a kind; None if it is no such number."""
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            return None
+        try:
+            number = kind(value)
+        except (ValueError, OverflowError):
+            return None
+        return None if isinstance(value, float) and number != value else number
+
+    def _refuse(self, name: str, allowed: str, example: str) -> NoReturn:
+        raise UserError(
+            f"bench {self._bench}: {name}={self._given[name]!r}: must be {allowed}, "
+            f"such as {name}={example}"
+        )
