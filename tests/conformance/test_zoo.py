@@ -24,7 +24,7 @@ from rollart_core.cli import main
 from rollart_core.contracts.env import Timeouts
 from rollart_core.errors import UserError
 from rollart_core.plugins import using
-from rollart_core.testing import Outcome, check_env
+from rollart_core.testing import Outcome, check_env, left_open
 from rollart_core.testing.env_checks import CHECKS, run_env_checks
 from rollart_core.testing.play import Subject
 
@@ -34,6 +34,12 @@ def swept():
     """Take away what leaky environments leave behind."""
     yield
     zoo.sweep()
+
+
+@pytest.fixture
+def no_grace(monkeypatch):
+    """What stays for good is not waited for."""
+    monkeypatch.setattr(left_open, "GRACE_S", 0.0)
 
 
 def ended(results, outcome):
@@ -85,16 +91,35 @@ def test_the_good_one_passes_every_check_of_check_env():
 @pytest.mark.parametrize(
     ("broken", "name", "said"), BROKEN, ids=lambda v: getattr(v, "__name__", "")
 )
-def test_exactly_that_check_fails(broken, name, said):
+def test_exactly_that_check_fails(broken, name, said, request):
+    if name == "nothing_left_open":
+        request.getfixturevalue("no_grace")
     results = check_env(broken, spec=zoo.env_spec(broken.__name__, **said))
     assert ended(results, Outcome.FAIL) == [name], results
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_left_processes_are_found_and_named():
     results = check_env(zoo.LeavesProcesses, only=["nothing_left_open"])
     assert "5 processes more (sleep)" in results[0].reason
 
 
+def test_what_ends_a_moment_later_is_not_left(monkeypatch):
+    num_looks, real = 0, left_open.census
+
+    def census():
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 4:  # one before the rounds, two after them that see all threads
+            zoo.sweep()
+        return real()
+
+    monkeypatch.setattr(left_open, "census", census)
+    results = check_env(zoo.LeavesThreads, only=["nothing_left_open"])
+    assert ended(results, Outcome.PASS) == ["nothing_left_open"], results
+
+
+@pytest.mark.usefixtures("no_grace")
 def test_what_begins_once_and_stays_is_not_left_by_each_round(monkeypatch):
     monkeypatch.setattr(zoo.BeginsAPool, "resets", 0)
     results = check_env(zoo.BeginsAPool, only=["nothing_left_open"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 
@@ -228,7 +229,12 @@ class LeavesFiles(Good):
 class LeavesProcesses(Good):
     def __init__(self):
         super().__init__()
-        LEFT_OPEN.append(subprocess.Popen(["sleep", "60"]))
+        from support.pace import wait_until
+
+        process = subprocess.Popen(["sleep", "60"])
+        LEFT_OPEN.append(process)
+        comm = Path(f"/proc/{process.pid}/comm")  # the parent's name, at first
+        wait_until(lambda: comm.read_text() == "sleep\n", "its name")
 
 
 class SlowOnce(Good):
