@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def shared_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set ROLLART_SHARED to where they are")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the boxes of this session in a ledger of its own: others on this machine take no room."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLART_BOXES_DIR", str(tmp_path_factory.mktemp("ledger")))
+        yield
 
 
 def pytest_collection_finish() -> None:

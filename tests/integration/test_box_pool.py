@@ -326,14 +326,16 @@ def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
     with owner({"id": "process", "trusted": True}, {}, then=then) as (process, agent):
         assert process.stdout is not None
         process.stdout.readline()
-        sleepers = wait_until(lambda: children(agent), "a command")
+        (sleeper,) = wait_until(lambda: children(agent), "a command")
+        comm = Path(f"/proc/{sleeper}/comm")
+        wait_until(lambda: comm.read_text() == "sleep\n", "its program")  # what it is known by
         os.kill(agent, signal.SIGSTOP)  # it cannot tidy up
         process.kill()
         process.wait()
         os.kill(agent, signal.SIGKILL)
-        assert is_running(sleepers[0])
+        assert is_running(sleeper)
         assert len(asyncio.run(reap(Ledger())).removed) == 1
-    wait_gone(sleepers[0])
+    wait_gone(sleeper)
 
 
 def test_snapshots_of_a_process_without_a_ledger_are_swept(bubblewrap) -> None:
