@@ -37,7 +37,7 @@ def shared_dir() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the boxes of this session in a ledger of its own: others on this machine take no room."""
+    """Keep the boxes of a session in a ledger of its own: boxes of others take no room in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLART_BOXES_DIR", str(tmp_path_factory.mktemp("ledger")))
         yield

@@ -12,11 +12,13 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zoo
+from support.pace import scaled
 
-from rollart_core.check import check, offline
+from rollart_core.check import check, offline, process
 from rollart_core.check.catalogue import ENVIRONMENT_RUNTIME, ENVIRONMENT_SEMANTIC, PARTS, STATIC
 from rollart_core.check.process import environ
 from rollart_core.check.report import Report
@@ -68,7 +70,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.LeavesThreads, "nothing_left_open", {}),
     (zoo.LeavesFiles, "nothing_left_open", {}),
     (zoo.LeavesABox, "no_box_left", {}),
-    (zoo.SlowOnce, "within_timeouts", {"timeouts": Timeouts(step_s=0.2)}),
+    (zoo.SlowOnce, "within_timeouts", {"timeouts": Timeouts(step_s=0.05)}),
     (zoo.ClosesOnce, "close_twice", {}),
     (zoo.PoorOracle, "oracle_reaches_the_top", {}),
     (zoo.PaysIdlers, "noop_stays_at_the_floor", {}),
@@ -153,7 +155,7 @@ def registered(monkeypatch):
 
 
 def checked(name: str, *only: str) -> tuple[Report, list[str]]:
-    report = check(f"zoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=100)
+    report = check(f"zoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=scaled(100))
     return report, ended(report.results, Outcome.FAIL)
 
 
@@ -173,7 +175,7 @@ def test_the_order_of_a_set_is_found():
 def test_a_hanging_step_is_ended_and_named():
     report, failed = checked("Hangs")
     assert failed == ["within_timeouts"]
-    assert reason(report, "within_timeouts") == "step did not return within 0.5 s (in step)"
+    assert reason(report, "within_timeouts") == "step did not return within 0.1 s (in step)"
     assert reason(report, "corpus").startswith("not run: step did not return")
 
 
@@ -185,8 +187,18 @@ def test_a_crash_is_named_with_its_last_words():
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_time_for_all_checks_is_a_limit():
-    report = check("zoo:HangsWhenMade", only=["runtime"], timeout_s=3)
+def test_the_time_for_all_checks_is_a_limit(monkeypatch):
+    passed_s = 0.0
+
+    def late(watch, limits):
+        nonlocal passed_s
+        if watch.call() is not None:  # it is being made
+            passed_s = 600.0
+
+    monkeypatch.setattr(process, "_late", late)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s)
+    monkeypatch.setattr(process, "time", clock)
+    report = check("zoo:HangsWhenMade", only=["runtime"], timeout_s=600)
     assert ended(report.results, Outcome.FAIL) == ["make"]
     assert "--timeout" in reason(report, "make")
 
@@ -242,7 +254,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
         env=environ([]),
         stdout=subprocess.PIPE,
         check=True,
-        timeout=60,
+        timeout=scaled(100),
     )
 
 
@@ -357,7 +369,7 @@ FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
         edit(
             PLUGIN,
             "@hookimpl",
-            "import time\nend = time.process_time() + 0.5\n"
+            "import time\nend = time.process_time() + 0.31\n"
             "while time.process_time() < end: pass\n@hookimpl",
         ),
         "s of CPU, over 0.3 s",

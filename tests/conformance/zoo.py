@@ -240,7 +240,7 @@ class LeavesProcesses(Good):
 class SlowOnce(Good):
     def step(self, action):
         if action.startswith("xxx"):
-            time.sleep(0.3)
+            time.sleep(0.06)
         return super().step(action)
 
 
@@ -424,5 +424,5 @@ def env_spec(name: str, **said: object) -> EnvSpec:
 def rollart_environments() -> list[EnvSpec]:
     """Return those that are checked in processes of their own."""
     names = ("Good", "HashOrder", "CallsHome", "ServesItself", "Crashes", "LeavesThreads")
-    quick = Timeouts(reset_s=5, step_s=0.5, close_s=5)
+    quick = Timeouts(reset_s=60, step_s=0.1, close_s=60)
     return [*(env_spec(name) for name in names), env_spec("Hangs", timeouts=quick)]
