@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,34 @@ def shared_dir() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     """Write a line for each test, where CI wants it."""
     report.register(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the boxes of a session in a ledger of its own: boxes of others take no room in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLART_BOXES_DIR", str(tmp_path_factory.mktemp("ledger")))
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Draw the same numbers whichever tests ran in this process before."""
+    _seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Draw the same numbers whichever fixtures were made before."""
+    _seed()
+
+
+def _seed() -> None:
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:

@@ -23,9 +23,9 @@ LIMITS = EpisodeLimits(
     max_turns=50,
     max_new_tokens=64,
     temperature=1.0,
-    timeouts=PhaseTimeouts(5, 5),
-    generate_s=30,
-    episode_s=60,
+    timeouts=PhaseTimeouts(60, 60),
+    generate_s=60,
+    episode_s=120,
 )
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohttp import web
+from support.pace import scaled
 
 from rollart_core.models.tokenizer import ChatTokenizer
 
@@ -68,7 +69,9 @@ class OpenAIServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result(10)
+        self._runner = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result(
+            scaled(60)
+        )
         return self
 
     def __exit__(
@@ -77,7 +80,7 @@ class OpenAIServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(scaled(60))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

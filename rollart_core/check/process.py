@@ -29,6 +29,7 @@ OTHER_CALL_S: Final = 120.0
 """Seconds for a call that the spec gives none for, such as ``oracle()``."""
 _GRACE_S: Final = 0.5
 _EXIT_S: Final = 2.0
+_CRASH_S: Final = 30.0
 _POLL_S: Final = 0.05
 _HASH_SEEDS: Final = ("1", "2")
 
@@ -91,7 +92,7 @@ class Child:
                 try:
                     ended = _listen(process, read_end, watch, until, heard)
                     if ended.why == "":
-                        ended.why = _fate(process, log)
+                        ended.why = _fate(process, log, _CRASH_S if ended.running else _EXIT_S)
                     if ended.why == "" and ended.running:
                         ended.why = "its process ended in the middle"
                 finally:
@@ -204,10 +205,10 @@ def _late(watch: WatchFile, limits: Mapping[str, float]) -> tuple[str, str] | No
     return call, f"{call} did not return within {limit_s:g} s"
 
 
-def _fate(process: subprocess.Popen[bytes], log: Any) -> str:
+def _fate(process: subprocess.Popen[bytes], log: Any, limit_s: float) -> str:
     """Return why a child that closed its pipe did not end well; empty when it did."""
     try:
-        code = process.wait(timeout=_EXIT_S)
+        code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return ""  # its last word is said; what keeps it alive is the affair of nothing_left_open
     if code == 0:

@@ -17,7 +17,8 @@ from typing import Final
 
 from rollart_core.testing.results import expect
 
-_GRACE_S: Final = 5.0
+GRACE_S: Final = 5.0
+"""Seconds that what was told to end has to do so, after each series of rounds."""
 _NUM_NAMED: Final = 3
 _NUM_SERIES: Final = 2
 
@@ -56,7 +57,7 @@ def expect_nothing_left(once: Callable[[], object], num_rounds: int, rounds: str
 
 def _left(before: Census, num_rounds: int) -> list[str]:
     """Return what grew and did not go within the grace, each in words."""
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + GRACE_S
     while left := _grown(before, census(), num_rounds):
         if time.monotonic() > deadline:
             break

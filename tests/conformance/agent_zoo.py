@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -210,22 +211,33 @@ class BlocksTheLoop(Good):
 
 
 class NeverGivesUp(Good):
+    """Asks on, a minute after each refusal by the clock of its loop."""
+
     async def ask(self, endpoint, messages):
+        from support.clock import pass_s
+
         while True:
             try:
                 return await ask(endpoint, messages)
             except RuntimeError:
-                await asyncio.sleep(0.01)
+                pass_s(60)
+                await asyncio.sleep(0)
 
 
 class WillNotEnd(Good):
-    """Takes a cancellation for one more reason to ask."""
+    """Takes a cancellation for one more reason to ask, a minute later by the clock of the check."""
+
+    late_s = 0.0
+
+    @classmethod
+    def monotonic(cls):
+        return time.monotonic() + cls.late_s
 
     async def ask(self, endpoint, messages):
         try:
             return await ask(endpoint, messages)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.5)
+            WillNotEnd.late_s += 60
             return await ask(endpoint, messages)
 
 
@@ -335,7 +347,7 @@ class Fines(Good):
 class SlowToJudge(Good):
     async def finish(self, recorded):
         said = [m["content"] for m in recorded.messages if m["role"] == "assistant"]
-        await asyncio.sleep(0.3 if said == ["", ""] else 0)
+        await asyncio.sleep(0.06 if said == ["", ""] else 0)
         return await super().finish(recorded)
 
 
@@ -385,5 +397,5 @@ def env_spec(name: str, **said: object) -> EnvSpec:
 def rollart_environments() -> list[EnvSpec]:
     """Return those that are checked in processes of their own."""
     names = ("Good", "HashOrder", "CallsHome", "Crashes")
-    quick = Timeouts(reset_s=5, step_s=0.5, close_s=5)
+    quick = Timeouts(reset_s=60, step_s=0.1, close_s=60)
     return [*(env_spec(name) for name in names), env_spec("Hangs", timeouts=quick)]

@@ -10,11 +10,10 @@ from rollart_core.check import check, offline
 from rollart_core.check.catalogue import AGENTS, PARTS
 from rollart_core.contracts.env import Timeouts
 from rollart_core.plugins import using
-from rollart_core.testing import Outcome
+from rollart_core.testing import Outcome, agent_running, left_open
 from rollart_core.testing.agent_checks import AGENT_CHECKS, run_agent_checks
 from rollart_core.testing.agent_play import AgentSubject
 
-QUICK = {"timeouts": Timeouts(close_s=0.2)}
 BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.CannotBeMade, "make", {}),
     (agent_zoo.PromptAlone, "prepare", {}),
@@ -29,8 +28,8 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.Numbered, "same_seed_same_episode", {}),
     (agent_zoo.SeedsTheWorld, "global_random_state", {}),
     (agent_zoo.SharesItsKey, "interleaved_instances", {}),
-    (agent_zoo.NeverGivesUp, "refused_requests", {"run_s": 1.5}),
-    (agent_zoo.WillNotEnd, "ends_when_cancelled", QUICK),
+    (agent_zoo.NeverGivesUp, "refused_requests", {}),
+    (agent_zoo.WillNotEnd, "ends_when_cancelled", {}),
     (agent_zoo.NoCorpus, "corpus", {}),
     (agent_zoo.LeavesThePrograms, "nothing_left_open", {}),
     (agent_zoo.LeavesABox, "no_box_left", {}),
@@ -43,7 +42,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.SecretsInTheBox, "box_hides_secrets", {}),
     (agent_zoo.Fragile, "malformed_actions", {}),
     (agent_zoo.Fines, "reward_in_range", {}),
-    (agent_zoo.SlowToJudge, "within_timeouts", {"timeouts": Timeouts(step_s=0.25)}),
+    (agent_zoo.SlowToJudge, "within_timeouts", {"timeouts": Timeouts(step_s=0.05)}),
     (agent_zoo.ClosesOnce, "close_twice", {}),
 ]
 
@@ -59,9 +58,9 @@ def ended(results, outcome):
     return [r.name for r in results if r.outcome is outcome]
 
 
-def checked(cls: type, run_s: float = 30.0, **said: object):
+def checked(cls: type, **said: object):
     spec = agent_zoo.env_spec(cls.__name__, **said)
-    return run_agent_checks(AgentSubject(cls, spec, run_s=run_s, budget_s=0.1, num_tasks=1))
+    return run_agent_checks(AgentSubject(cls, spec, run_s=60.0, budget_s=0.1, num_tasks=1))
 
 
 def test_the_good_one_passes_every_check_of_check_agent():
@@ -77,7 +76,11 @@ def test_a_program_that_blocks_its_loop_is_as_good():
 @pytest.mark.parametrize(
     ("broken", "name", "said"), BROKEN, ids=lambda v: getattr(v, "__name__", "")
 )
-def test_exactly_that_check_fails(broken, name, said):
+def test_exactly_that_check_fails(broken, name, said, monkeypatch):
+    if name == "nothing_left_open":  # what stays for good is not waited for
+        monkeypatch.setattr(left_open, "GRACE_S", 0.0)
+    if name == "ends_when_cancelled":
+        monkeypatch.setattr(agent_running, "time", broken)
     results = checked(broken, **said)
     assert ended(results, Outcome.FAIL) == [name], results
 
@@ -114,7 +117,7 @@ def test_another_process_or_no_network_shows_what_one_process_hides():
 @pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_program_that_hangs_or_crashes_is_named():
-    assert failed("Hangs") == {"within_timeouts": "finish did not return within 0.5 s (in finish)"}
+    assert failed("Hangs") == {"within_timeouts": "finish did not return within 0.1 s (in finish)"}
     assert failed("Crashes") == {"run": "its process ended with code 3: out of order"}
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 
@@ -228,13 +229,18 @@ class LeavesFiles(Good):
 class LeavesProcesses(Good):
     def __init__(self):
         super().__init__()
-        LEFT_OPEN.append(subprocess.Popen(["sleep", "60"]))
+        from support.pace import wait_until
+
+        process = subprocess.Popen(["sleep", "60"])
+        LEFT_OPEN.append(process)
+        comm = Path(f"/proc/{process.pid}/comm")  # the parent's name, at first
+        wait_until(lambda: comm.read_text() == "sleep\n", "its name")
 
 
 class SlowOnce(Good):
     def step(self, action):
         if action.startswith("xxx"):
-            time.sleep(0.3)
+            time.sleep(0.06)
         return super().step(action)
 
 
@@ -418,5 +424,5 @@ def env_spec(name: str, **said: object) -> EnvSpec:
 def rollart_environments() -> list[EnvSpec]:
     """Return those that are checked in processes of their own."""
     names = ("Good", "HashOrder", "CallsHome", "ServesItself", "Crashes", "LeavesThreads")
-    quick = Timeouts(reset_s=5, step_s=0.5, close_s=5)
+    quick = Timeouts(reset_s=60, step_s=0.1, close_s=60)
     return [*(env_spec(name) for name in names), env_spec("Hangs", timeouts=quick)]

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support.pace import scaled, wait_until
 
 from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError
 from rollart_core.testing import assert_checks, check_env
@@ -161,9 +161,7 @@ def test_one_that_hangs_is_left_behind(adapter: ForeignAdapter, started: list[Ho
 
     thread = threading.Thread(target=step)
     thread.start()
-    deadline = time.monotonic() + 30
-    while hung._seat._pending.done() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not hung._seat._pending.done(), "the call that hangs")
     assert other.step("on")[0] == "ok"
     hung.close()
     fresh = make(adapter)  # nobody new sits beside a thread that hangs
@@ -171,7 +169,7 @@ def test_one_that_hangs_is_left_behind(adapter: ForeignAdapter, started: list[Ho
     assert other.step("on")[0] == "ok"
     for env in (other, fresh):
         env.close()
-    thread.join(10)
+    thread.join(scaled(60))
     assert not thread.is_alive()
     assert len(failures) == 1
 

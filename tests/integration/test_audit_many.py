@@ -1,7 +1,6 @@
 """The audit of a large journal."""
 
 import sqlite3
-import time
 from pathlib import Path
 
 from rollart_core.engine.audit import audit
@@ -21,7 +20,6 @@ def test_a_hundred_thousand_tickets_take_seconds(tmp_path: Path) -> None:
             " 50, 20, 3, 0, 0, 1, NULL, NULL, NULL, NULL, NULL, 0 FROM tickets"
         )
     db.close()
-    began = time.process_time()
+    # About 2 s; where it looked for each among all, the test's timeout would end it.
     report = audit(tmp_path)
     assert (report.num_tickets, report.ok) == (100_000, True)
-    assert time.process_time() - began < 10  # 2 s on a quiet machine

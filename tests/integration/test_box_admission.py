@@ -25,7 +25,7 @@ from rollart_core.boxes.reap import reap
 from rollart_core.errors import SandboxFailure
 
 GIB = 1 << 30
-POOL = {"reserve_bytes": GIB, "wait_s": 5, "concurrent_starts": 9}
+POOL = {"reserve_bytes": GIB, "wait_s": 60, "concurrent_starts": 9}
 
 
 class FakeMachine:

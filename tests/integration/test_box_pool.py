@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox_walls import EACH_WALL, IN_DOCKER, MIB, missing, no_bubblewrap
+from support.pace import scaled, until, wait_until
+from support.processes import is_running, wait_gone
 from typer.testing import CliRunner
 
 from rollart_core.boxes import loop, source
@@ -88,11 +89,6 @@ def pool_of(boxes: BoxSource) -> Any:
     return source._here.pools[source._key(boxes)]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)  # the test's timeout ends the wait
-
-
 def on_boxes_loop(work: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await work()
@@ -122,7 +118,7 @@ def test_the_stock_is_refilled_and_a_box_from_it_is_there_at_once(bubblewrap) ->
         boxes = box_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
         first = await boxes.take()
         pool = pool_of(boxes)
-        await until(lambda: pool.num_warm == 2)
+        await until(lambda: pool.num_warm == 2, "two warm boxes")
         waiting = [r for r in await live_boxes(Ledger()) if r.is_idle]
         assert len(waiting) == 2
         assert {r.reserve_bytes for r in waiting} == {128 * MIB}
@@ -130,10 +126,10 @@ def test_the_stock_is_refilled_and_a_box_from_it_is_there_at_once(bubblewrap) ->
         second = await boxes.take()
         assert second.line.path.stem in {r.name for r in waiting}
         assert not any(r.is_idle for r in await live_boxes(Ledger()) if r.name == name(second))
-        await until(lambda: pool.num_warm == 2)
+        await until(lambda: pool.num_warm == 2, "two warm boxes")
         assert len(await live_boxes(Ledger())) == 4
         await asyncio.gather(boxes.give_back(first), boxes.give_back(second))
-        await until(lambda: pool.num_warm == 2)
+        await until(lambda: pool.num_warm == 2, "two warm boxes")
         await boxes.close()
         assert await live_boxes(Ledger()) == []
 
@@ -152,10 +148,10 @@ def test_a_warm_box_is_given_out_only_where_the_needs_are_the_same(bubblewrap) -
         boxes = box_source(bubblewrap, {"warm": 1})
         await boxes.give_back(await boxes.take())
         pool = pool_of(boxes)
-        await until(lambda: pool.num_warm == 1)
+        await until(lambda: pool.num_warm == 1, "a warm box")
         box = await boxes.take(ro_binds=[seen])
         assert await box.read_file(seen) == Path(seen).read_bytes()
-        await until(lambda: pool.num_warm == 1)  # the stock follows the needs
+        await until(lambda: pool.num_warm == 1, "a warm box")  # the stock follows the needs
         again = await boxes.take(ro_binds=[seen])
         assert await again.read_file(seen) == Path(seen).read_bytes()
         await asyncio.gather(boxes.give_back(box), boxes.give_back(again))
@@ -169,7 +165,7 @@ def test_a_warm_box_that_died_is_not_given_out(bubblewrap) -> None:
         boxes = box_source(bubblewrap, {"warm": 1})
         await boxes.give_back(await boxes.take())
         pool = pool_of(boxes)
-        await until(lambda: pool.num_warm == 1)
+        await until(lambda: pool.num_warm == 1, "a warm box")
         os.kill(pool._stock[0].box.agent_pid, signal.SIGKILL)
         box = await boxes.take()
         assert (await box.exec(["echo", "ok"], timeout_s=30)).stdout == b"ok\n"
@@ -186,7 +182,7 @@ def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -
         await other.give_back(await other.take())
         assert pool_of(one) is pool_of(other)
         await one.close()
-        await until(lambda: pool_of(other).num_warm == 1)
+        await until(lambda: pool_of(other).num_warm == 1, "a warm box")
         await other.close()
         assert await live_boxes(Ledger()) == []
         await other.give_back(await other.take())
@@ -266,7 +262,7 @@ def test_processes_share_the_room_of_the_machine(wall) -> None:
         with pytest.raises(SandboxFailure, match="there are 1 boxes, of at most 1"):
             await box_source(wall, {"max_boxes": 1, "wait_s": 0.2}).take()
         waiting = asyncio.create_task(box_source(wall, {"max_boxes": 1, "wait_s": 60}).take())
-        await until(Ledger().someone_waits)
+        await until(Ledger().someone_waits, "one that waits")
         process.kill()
         box = await waiting  # the room of a process that is gone is free
         await box.close()
@@ -306,8 +302,7 @@ def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None
         assert (done.exit_code, len(json.loads(done.stdout)["removed"])) == (0, 2)
     assert [p for p in paths if p.exists()] == []
     assert records() == []
-    while Path("/proc", str(agent)).exists():
-        time.sleep(0.01)  # the test's timeout ends the wait
+    wait_gone(agent)
 
 
 def test_the_first_box_of_a_process_reaps_what_others_left(wall) -> None:
@@ -331,16 +326,16 @@ def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
     with owner({"id": "process", "trusted": True}, {}, then=then) as (process, agent):
         assert process.stdout is not None
         process.stdout.readline()
-        while not (sleepers := children(agent)):
-            time.sleep(0.01)
+        (sleeper,) = wait_until(lambda: children(agent), "a command")
+        comm = Path(f"/proc/{sleeper}/comm")
+        wait_until(lambda: comm.read_text() == "sleep\n", "its program")  # what it is known by
         os.kill(agent, signal.SIGSTOP)  # it cannot tidy up
         process.kill()
         process.wait()
         os.kill(agent, signal.SIGKILL)
-        assert Path("/proc", str(sleepers[0])).exists()
+        assert is_running(sleeper)
         assert len(asyncio.run(reap(Ledger())).removed) == 1
-    while Path("/proc", str(sleepers[0])).exists():
-        time.sleep(0.01)  # the test's timeout ends the wait
+    wait_gone(sleeper)
 
 
 def test_snapshots_of_a_process_without_a_ledger_are_swept(bubblewrap) -> None:
@@ -381,7 +376,7 @@ def children(pid: int) -> list[int]:
 def test_nothing_is_left_when_an_owner_ends(wall, then) -> None:
     quiet = f"sys.stderr = open(os.devnull, 'w')\n{then}"
     with owner(wall, {"warm": 1}, then=quiet) as (process, _):
-        process.wait(timeout=60)
+        process.wait(scaled(60))
     assert records() == []
 
 

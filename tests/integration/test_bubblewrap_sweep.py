@@ -6,21 +6,14 @@ import asyncio
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from sandbox_walls import missing
+from support.processes import is_running, wait_gone
 
 from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
 
 pytestmark = pytest.mark.skipif(bool(missing("bubblewrap")), reason=str(missing("bubblewrap")))
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_box_whose_monitor_died_before_it_began_is_swept() -> None:
@@ -34,13 +27,13 @@ def test_a_box_whose_monitor_died_before_it_began_is_swept() -> None:
         os.close(held)
         with open(said) as info:
             child = int(json.load(info)["child-pid"])
-        assert runs(child)
+        assert is_running(child)
         assert asyncio.run(BubblewrapSandbox.sweep()) == []  # its monitor lives
-        assert runs(child)
+        assert is_running(child)
         monitor.kill()
         monitor.wait()
     os.close(holds)
-    assert runs(child)
+    assert is_running(child)
     [told] = asyncio.run(BubblewrapSandbox.sweep())
     assert str(child) in told
-    assert not runs(child)
+    wait_gone(child)

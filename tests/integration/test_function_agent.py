@@ -97,7 +97,8 @@ urllib.request.urlopen(urllib.request.Request(url, body, key)).read()
 )
 def test_how_a_program_ends_decides_what_its_episode_is(then, status, reward, words):
     program = ("sh", "-c", f'python3 -c "$ASK" && {{ {then}; }}')
-    trajectory, _ = play(["hello"], program=program, program_s=4.0, env={"ASK": ASK})
+    program_s = 8.0 if "sleep" in then else 60.0
+    trajectory, _ = play(["hello"], program=program, program_s=program_s, env={"ASK": ASK})
     assert (trajectory.status, trajectory.reward) == (status, reward), trajectory.failure
     assert len(trajectory.turns) == 1
     if trajectory.failure:
@@ -112,7 +113,7 @@ def test_what_one_box_has_room_for_is_judged_with_one_box():
         task.entry_point for task in FunctionRepairAgent(sandbox="bubblewrap")._book.tasks.values()
     )
     program = ("sh", "-c", f'python3 -c "$ASK" && cat > solution.py <<EOF\n{kills}# {names}\nEOF')
-    pool = {"max_boxes": 1, "wait_s": 3}
+    pool = {"max_boxes": 1, "wait_s": 30}
     trajectory, _ = play(["hello"], program=program, env={"ASK": ASK}, pool=pool)
     assert (trajectory.status, trajectory.reward) == ("finished", 0.0), trajectory.failure
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from gateways import TICKET, at_gateway
+from support.pace import scaled
 from talks import result
 
 from rollart_core.errors import InferenceFailure
@@ -219,7 +220,7 @@ def test_no_more_is_answered_than_there_are_turns_while_sessions_are_released():
 
             engine.release = slowly
             asked = [asyncio.ensure_future(http.post("chat/completions", b)) for b in at_once]
-            await asyncio.wait(asked, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(asked, timeout=scaled(60), return_when=asyncio.FIRST_COMPLETED)
             gate.set()
             statuses = sorted(status for status, _ in await asyncio.gather(*asked))
             assert statuses == [200, 200, 429, 429, 429, 429]
@@ -292,7 +293,7 @@ def test_what_is_hardly_http_is_refused_and_is_no_failure(head, body, status):
             lines += f"Authorization: Bearer {seat.api_key}\r\n{head}\r\n\r\n"
             writer.write(lines.encode() + body)
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(scaled(60)):
                     answered = await reader.readline()
             finally:
                 writer.close()

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.processes import wait_gone
 
 from rollart_core import registry
 from rollart_core.errors import ConfigError
@@ -107,23 +107,12 @@ def test_processes_end_with_the_reward_and_with_their_parent() -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    _gone(int(ran.stdout))
+    wait_gone(int(ran.stdout))
     reward = Math()
     reward.score(asked("1", reference="1"))
     pid = reward.processes.idle[0].pid
     del reward
-    _gone(pid)
-
-
-def _gone(pid: int) -> None:
-    tick = threading.Event()
-    for _ in range(500):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        tick.wait(0.1)
-    pytest.fail(f"process {pid} is still there")
+    wait_gone(pid)
 
 
 def test_without_math_verify_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

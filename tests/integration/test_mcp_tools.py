@@ -1,9 +1,9 @@
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import wait_gone
 
 from rollart_core.errors import ConfigError
 from rollart_core.tools.action import Call, ToolAction
@@ -26,14 +26,6 @@ class Shop(ToolEnv):
 def _plain(*args, **given):
     script = str(TESTS / "plain_mcp_server.py")
     return McpTools(McpServer(sys.executable, ("-S", script, *args), **given))
-
-
-def _ends(pid: int) -> bool:
-    """Wait until a process that has said it ends is gone."""
-    deadline = time.monotonic() + 20
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not _alive(pid)
 
 
 def _alive(pid):
@@ -91,7 +83,7 @@ def test_a_server_that_dies_fails_calls_until_it_is_closed():
         for name in ("die", "process_id"):
             with pytest.raises(RuntimeError, match=r"[Cc]lose|ended"):
                 tools.call(name, {})
-        assert _ends(first)
+        wait_gone(first)
         tools.close()
         assert int(tools.call("process_id", {})) != first
     finally:

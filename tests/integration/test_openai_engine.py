@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, failing
+from support.pace import scaled
 
 from rollart_core import registry
 from rollart_core.config_model import NewModel
@@ -324,7 +325,7 @@ def test_a_server_error_passes_unless_it_stays(text_server: OpenAIServer) -> Non
 def test_abort_hangs_up_and_a_second_request_of_one_id_is_refused(
     text_server: OpenAIServer,
 ) -> None:
-    text_server.delay_s = 30
+    text_server.delay_s = 3600
 
     async def go() -> GenerateResult:
         it = engine(text_server)
@@ -343,7 +344,7 @@ def test_abort_hangs_up_and_a_second_request_of_one_id_is_refused(
         finally:
             await it.close()
 
-    assert asyncio.run(asyncio.wait_for(go(), 10)).finish_reason == "abort"
+    assert asyncio.run(asyncio.wait_for(go(), scaled(60))).finish_reason == "abort"
 
 
 def test_training_and_determinism_are_refused(text_server: OpenAIServer) -> None:

@@ -165,13 +165,16 @@ def test_an_answer_without_end_is_cut_off() -> None:
 
 def test_a_function_that_hangs_is_late() -> None:
     async def main() -> None:
+        over = asyncio.Event()
+
         async def handler(request: web.Request) -> web.Response:
-            await asyncio.sleep(30)
-            raise AssertionError
+            await over.wait()
+            return web.Response(status=500)
 
         async with http(answering(handler)) as made:
             with pytest.raises(DeadlineFailure, match=r"http did not answer within 0\.1 s"):
                 await made.invoke(call(deadline_s=0.1))
+            over.set()  # the server waits for its handlers
 
     asyncio.run(main())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_walls import no_bubblewrap, opened
+from support.pace import scaled
 from swe_repositories import git, write
 
 from rollart_core.testing import search_box
@@ -21,14 +22,14 @@ LINES = telling_lines([TESTS], "")
 
 
 def searched(folder: Path) -> dict[str, object]:
-    order = json.dumps({"secrets": LINES, "budget_s": 20})
+    order = json.dumps({"secrets": LINES, "budget_s": 100})
     done = subprocess.run(
         [sys.executable, "-c", Path(search_box.__file__).read_text()],
         input=order.encode(),
         cwd=folder,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=scaled(110),
     )
     return json.loads(done.stdout)
 
@@ -68,7 +69,7 @@ def test_all_of_a_walled_box_is_searched(tmp_path):
     async def places() -> list[object]:
         source, order = (
             Path(search_box.__file__).read_text(),
-            json.dumps({"secrets": LINES, "budget_s": 20}),
+            json.dumps({"secrets": LINES, "budget_s": 100}),
         )
         found = []
         async with opened("bubblewrap") as box:
@@ -76,12 +77,12 @@ def test_all_of_a_walled_box_is_searched(tmp_path):
                 if path:
                     await box.write_file(path, TESTS.encode())
                 result = await box.exec(
-                    ("python3", "-I", "-S", "-c", source), timeout_s=60, stdin=order.encode()
+                    ("python3", "-I", "-S", "-c", source), timeout_s=200, stdin=order.encode()
                 )
                 said = json.loads(result.stdout)
                 found.append(said["where"])
                 if path:
-                    await box.exec(("rm", path), timeout_s=10)
+                    await box.exec(("rm", path), timeout_s=60)
         return found
 
     # What only devices and the system's own folders hold is not looked at.

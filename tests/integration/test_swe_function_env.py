@@ -32,7 +32,7 @@ def env(request, tmp_path_factory):
     path.write_text(json.dumps(SCALE) + "\n")
     trusted = {"trusted": True} if request.param == "process" else {}
     made = FunctionRepairEnv(
-        sandbox={"id": request.param, **trusted}, tasks=path, test_timeout_s=3.0
+        sandbox={"id": request.param, **trusted}, tasks=path, test_timeout_s=30.0
     )
     yield made
     made.close()
@@ -92,14 +92,14 @@ LEAVES = {
     "                file.write('x')\n        except OSError:\n            pass\n",
     "a killed judge": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n",
     "kills all": "import os, signal\nos.kill(-1, signal.SIGKILL)\n",
-    "a fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n"
-    "        pass\n",
+    "a fork bomb": "import os\nfirst = os.getpid()\nwhile True:\n    try:\n        os.fork()\n"
+    "    except OSError:\n        if os.getpid() == first:\n            break\n",
 }
 
 
 def test_what_one_box_has_room_for_is_judged_with_one_box(walled):
-    pool = {"max_boxes": 1, "wait_s": 3}
-    given = {"tasks": walled.config.tasks, "test_timeout_s": 3.0, "pool": pool}
+    pool = {"max_boxes": 1, "wait_s": 30}
+    given = {"tasks": walled.config.tasks, "test_timeout_s": 30.0, "pool": pool}
     env = FunctionRepairEnv(sandbox="bubblewrap", num_attempts=2, **given)
     try:
         killed, good = judged(env, f"{LEAVES['a killed judge']}\n{BAD}", GOOD)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.pace import scaled
 
 from rollart_core.boxes import function_judge
 from rollart_core.boxes.judging import read_judgement
@@ -67,13 +68,13 @@ SPOOFS = {
 }
 
 
-def judged(candidate: str, timeout_s: float = 5.0, task: FunctionTask = AREA):
+def judged(candidate: str, timeout_s: float = 60.0, task: FunctionTask = AREA):
     done = subprocess.run(
         [sys.executable, "-I", function_judge.__file__],
         input=task.hidden.request(candidate, nonce="n1", timeout_s=timeout_s),
         capture_output=True,
         cwd="/",
-        timeout=60,
+        timeout=scaled(100),
         check=False,
     )
     return read_judgement(done.stdout, "n1")
@@ -90,7 +91,7 @@ def test_what_is_right_passes_also_with_prints_and_helpers():
 def test_a_spoof_does_not_pass(name):
     if name in ("reads_the_judge", "writes_to_the_judge") and sys.platform != "linux":
         pytest.skip("/proc is Linux's")
-    timeout_s = 0.5 if name == "never_answers" else 5.0
+    timeout_s = 0.5 if name == "never_answers" else 60.0
     judgement = judged(SPOOFS[name], timeout_s)
     assert judgement.verdict == ("error" if name == "kills_the_judge" else "failed"), judgement
 
@@ -167,7 +168,7 @@ def run_tests(folder: Path, *args: str, via_p: bool = False) -> tuple[bytes, str
         env=env,
         input=order.encode(),
         capture_output=True,
-        timeout=60,
+        timeout=scaled(100),
         check=False,
     )
     return path.read_bytes() if path.exists() else b"", done.stdout.decode()
@@ -255,7 +256,7 @@ def test_a_real_log_of_unittest_is_read(tmp_path):
         [sys.executable, "-m", "unittest", "-v", "test_u"],
         cwd=tmp_path,
         capture_output=True,
-        timeout=60,
+        timeout=scaled(100),
         check=False,
     )
     statuses = read_unittest(done.stderr.decode())

@@ -41,7 +41,7 @@ def env(request, folder):
     made = RepairEnv(
         sandbox=WALLS[request.param],
         tasks=folder / "tasks.jsonl",
-        command_timeout_s=5,
+        command_timeout_s=60,
         max_turns=8,
         max_output_chars=2000,
     )
@@ -163,14 +163,15 @@ def test_tampering_is_not_paid(env, name):
 def test_the_boxes_hold_neither_the_tests_to_come_nor_the_history(env):
     if env.config.sandbox.id == "process":
         pytest.skip("there is no wall to try")
+    others = " ".join(f"--exclude-dir={name}" for name in ("proc", "sys", "dev", "usr", "opt"))
     looked = said(
         env,
         bash("git log --all --format=%s; git cat-file --batch-all-objects --batch | grep -a area"),
-        bash("grep -rsl 'test_area' / --include=* 2>/dev/null | grep -v ^/proc | head"),
+        bash(f"grep -rsl 'test_area' / /dev/shm {others} | head"),
     )
     assert "SECRETLY" not in looked[0]
     assert "test_area" not in looked[0]
-    assert looked[1].splitlines()[:1] in (["(no output)"], ["(stopped after 5 s)"])
+    assert looked[1].splitlines()[:1] == ["(no output)"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import gc
 
 import pytest
+from support.clock import run_virtual
 
 from rollart_core.errors import DeadlineFailure
 from rollart_core.rollout import time_limit
@@ -26,7 +27,7 @@ def test_a_block_that_takes_longer_is_a_deadline_failure(seconds: float) -> None
             await asyncio.Event().wait()
 
     with pytest.raises(DeadlineFailure, match=r"env\.step took longer than 0\.02 s") as failed:
-        asyncio.run(run())
+        run_virtual(run())
     assert failed.value.boundary == "env.step"
 
 
@@ -39,7 +40,7 @@ def test_a_block_that_ends_in_time_is_left_alone(seconds: float) -> None:
         assert task is not None
         return task.cancelling()
 
-    assert asyncio.run(run()) == 0
+    assert run_virtual(run()) == 0
 
 
 def test_an_error_inside_passes(seconds: float) -> None:
@@ -48,7 +49,7 @@ def test_an_error_inside_passes(seconds: float) -> None:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        asyncio.run(run())
+        run_virtual(run())
 
 
 def test_cancelled_from_outside_stays_cancelled(seconds: float) -> None:
@@ -63,7 +64,7 @@ def test_cancelled_from_outside_stays_cancelled(seconds: float) -> None:
         await asyncio.wait([task])
         return task.cancelled()
 
-    assert asyncio.run(run())
+    assert run_virtual(run())
 
 
 def test_the_inner_limit_is_the_one_that_is_named(seconds: float) -> None:
@@ -72,7 +73,7 @@ def test_the_inner_limit_is_the_one_that_is_named(seconds: float) -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(DeadlineFailure, match=r"env\.step"):
-        asyncio.run(run())
+        run_virtual(run())
 
 
 def test_the_outer_limit_ends_the_inner_block(seconds: float) -> None:
@@ -81,7 +82,7 @@ def test_the_outer_limit_ends_the_inner_block(seconds: float) -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(DeadlineFailure, match="episode took longer"):
-        asyncio.run(run())
+        run_virtual(run())
 
 
 def test_many_limits_at_once_each_cancel_their_own_block(seconds: float) -> None:
@@ -96,7 +97,7 @@ def test_many_limits_at_once_each_cancel_their_own_block(seconds: float) -> None
     async def run() -> list[str]:
         return await asyncio.gather(*(block(i) for i in range(20)))
 
-    assert asyncio.run(run()) == ["done", "late"] * 10
+    assert run_virtual(run()) == ["done", "late"] * 10
 
 
 def test_nothing_is_kept_for_a_loop_that_is_gone() -> None:
@@ -105,6 +106,6 @@ def test_nothing_is_kept_for_a_loop_that_is_gone() -> None:
             await asyncio.sleep(0)
 
     before = len(time_limit._watches)
-    asyncio.run(run())
+    run_virtual(run())
     gc.collect()
     assert len(time_limit._watches) <= before

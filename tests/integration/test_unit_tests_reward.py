@@ -38,7 +38,7 @@ def reward() -> Iterator[UnitTests]:
 
 
 def options(**more: Any) -> dict[str, Any]:
-    return {"sandbox": "bubblewrap", "test_timeout_s": 3.0, "cpu_s": 1.0, **more}
+    return {"sandbox": "bubblewrap", "test_timeout_s": 30.0, "cpu_s": 1.0, **more}
 
 
 def value(reward: UnitTests, program: str, tests: object) -> float:
@@ -101,7 +101,7 @@ def test_credit_for_each_test_that_passes() -> None:
 def test_what_one_box_has_room_for_is_judged_with_one_box(tests: dict[str, Any]) -> None:
     if why := no_bubblewrap():
         pytest.skip(why)
-    reward = UnitTests(**options(pool={"max_boxes": 1, "wait_s": 3}))
+    reward = UnitTests(**options(pool={"max_boxes": 1, "wait_s": 30}))
     try:
         program = HOSTILE["kills what runs it"] + GOOD
         assert value(reward, program, tests) == 0.0

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from engine_models import VOCAB, make_model, save
+from support.pace import scaled
 from test_engine_embedded import prompt, serve
 from weight_ends import CHANNELS, end
 
@@ -116,7 +117,7 @@ class Slow(FakeWeightChannel):
         for name, tensor in super().fetch(policy_version):
             yield name, tensor
             self.begun.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(scaled(60))
 
 
 def test_tokens_are_generated_while_weights_are_fetched(folders):
@@ -127,7 +128,7 @@ def test_tokens_are_generated_while_weights_are_fetched(folders):
     async def work(made):
         running = asyncio.create_task(made.generate(request("long", count=600)))
         loading = asyncio.create_task(made.load_weights(1))
-        await asyncio.to_thread(channel.begun.wait, 30)
+        await asyncio.to_thread(channel.begun.wait, scaled(60))
         before = (await made.stats()).decode_tokens
         await until(made, before + 50)
         assert (await made.stats()).policy_version == 0
@@ -204,7 +205,7 @@ def test_a_load_that_is_cancelled_spoils_no_later_one(folders):
 
     async def work(made):
         first = asyncio.create_task(made.load_weights(1))
-        await asyncio.to_thread(channel.begun.wait, 30)
+        await asyncio.to_thread(channel.begun.wait, scaled(60))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         second = asyncio.create_task(made.load_weights(2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from support.clock import run_virtual
+
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.runtime.engine_set import EngineSet
 from rollart_core.testing import ScriptedEngine
@@ -30,7 +32,7 @@ def left(pools: Sequence[str], count: int) -> list[str]:
         return engine
 
     async def scale() -> list[str]:
-        engines = EngineSet(new_engine, Rooms(), load_limit_s=1.0)
+        engines = EngineSet(new_engine, Rooms(), load_limit_s=60.0)
         await engines.start(len(pools))
         try:
             await engines.resize(count)
@@ -38,7 +40,7 @@ def left(pools: Sequence[str], count: int) -> list[str]:
         finally:
             await engines.close()
 
-    return asyncio.run(scale())
+    return run_virtual(scale())
 
 
 def test_a_class_keeps_its_last_engine_while_another_has_several() -> None:
@@ -60,7 +62,7 @@ def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() ->
         return made[-1]
 
     async def scale() -> None:
-        engines = EngineSet(new_engine, rooms, load_limit_s=1.0)
+        engines = EngineSet(new_engine, rooms, load_limit_s=60.0)
         await engines.start(2)
         requests = [GenerateRequest(str(i), [1], 4, session_id=str(i)) for i in range(2)]
         answers = [asyncio.ensure_future(engines.router.generate(r)) for r in requests]
@@ -75,7 +77,7 @@ def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() ->
         await engines.close()
         await asyncio.gather(*answers, return_exceptions=True)
 
-    asyncio.run(scale())
+    run_virtual(scale())
     assert all(engine.num_calls["close"] for engine in made)
     assert rooms.freed == [1]
 
@@ -97,7 +99,7 @@ def test_an_engine_whose_end_is_cut_off_is_ended_with_the_others() -> None:
         return made[-1]
 
     async def scale() -> None:
-        engines = EngineSet(new_engine, Rooms(), load_limit_s=1.0)
+        engines = EngineSet(new_engine, Rooms(), load_limit_s=60.0)
         await engines.start(2)
         scaling = asyncio.ensure_future(engines.resize(1))
         await begun.wait()
@@ -105,5 +107,5 @@ def test_an_engine_whose_end_is_cut_off_is_ended_with_the_others() -> None:
         await asyncio.gather(scaling, return_exceptions=True)
         await engines.close()
 
-    asyncio.run(scale())
+    run_virtual(scale())
     assert [engine.num_calls["close"] for engine in made] == [1, 1]

@@ -64,9 +64,9 @@ def make_parts(tokenizer, engine, *, score=env_return, **limits: object) -> tupl
         max_turns=8,
         max_new_tokens=8,
         temperature=1.0,
-        timeouts=PhaseTimeouts(5, 5),
-        generate_s=5,
-        episode_s=5,
+        timeouts=PhaseTimeouts(60, 60),
+        generate_s=60,
+        episode_s=60,
     )
     context = limits.pop("max_context_tokens", 512)
     return pool, EpisodeParts(
@@ -138,7 +138,7 @@ def test_an_episode_out_of_context_is_truncated_and_keeps_what_it_has(tokenizer)
     [
         ({"options": {"trouble": "raise", "at": 1}}, FailureKind.ENVIRONMENT),
         ({"options": {"trouble": "nan", "at": 1}}, FailureKind.ENVIRONMENT),
-        ({"options": {"trouble": "hang", "at": 1}, "timeouts": PhaseTimeouts(5, 0.05)}, "timeout"),
+        ({"options": {"trouble": "hang", "at": 1}, "timeouts": PhaseTimeouts(60, 0.05)}, "timeout"),
         ({"options": {"trouble": "hang", "at": 1}, "episode_s": 0.1}, FailureKind.TIMEOUT),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_failed_episode_has_a_type_and_no_reward(tokenizer, limits, kind):
 
 
 def test_a_slow_engine_is_a_timeout(tokenizer):
-    trajectory = play(tokenizer, Parrot(tokenizer, delay_s=1.0), generate_s=0.05)
+    trajectory = play(tokenizer, Parrot(tokenizer, delay_s=3600.0), generate_s=0.05)
     assert trajectory.failure is not None
     assert trajectory.failure.kind == FailureKind.TIMEOUT
     assert "generate took longer than 0.05 s" in trajectory.failure.message

@@ -37,7 +37,7 @@ class _Handle:
 
 
 class _Cluster:
-    patience_s = 5.0
+    patience_s = 60.0
 
     def __init__(self) -> None:
         self.handle = _Handle()

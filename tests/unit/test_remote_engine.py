@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from support.pace import until
 
 from rollart_core.contracts.inference import GenerateRequest, WeightSwap
 from rollart_core.errors import EngineDied, PartDied
@@ -71,9 +72,7 @@ class Probe:
         return self.parts[-1]
 
     async def until(self, health: str) -> None:
-        async with asyncio.timeout(5):
-            while self.engine.health != health:
-                await asyncio.sleep(0)
+        await until(lambda: self.engine.health == health, health)
 
 
 REQUEST = GenerateRequest("r", [1], 1, "s")

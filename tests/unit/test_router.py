@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from support.clock import run_virtual
 
 from rollart_core.contracts.hardware import Placement
 from rollart_core.contracts.inference import (
@@ -102,7 +103,7 @@ def test_sessions_stay_and_siblings_sit_together_and_groups_spread() -> None:
             await router.release(f"s{session}")
         assert [seat.num_sessions for seat in router.seats] == [0, 0]
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_shares_are_kept_for_each_environment_and_replanned() -> None:
@@ -120,7 +121,7 @@ def test_shares_are_kept_for_each_environment_and_replanned() -> None:
             await router.generate(request(f"a{n}", env="a"))
         assert router.counts.by_pool["a"] == {"fast": 30, "wide": 30}
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_a_pool_that_is_away_is_done_without_and_not_flooded_afterwards() -> None:
@@ -137,7 +138,7 @@ def test_a_pool_that_is_away_is_done_without_and_not_flooded_afterwards() -> Non
             await router.generate(request(f"s{n}"))
         assert sessions_by_pool([fast, wide]) == {"fast": 30, "wide": 10}
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def stats(running: int = 0, waiting: int = 0, **more: float) -> EngineStats:
@@ -207,7 +208,7 @@ def test_a_dead_engines_sessions_go_on_elsewhere_within_the_turn() -> None:
         assert router.counts.num_moved == 1
         assert [s.num_running for s in router.seats] == [0, 0]
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("first_back", ["sibling", "new"])
@@ -234,7 +235,7 @@ def test_a_request_that_kills_engines_kills_two_and_no_more() -> None:
         assert caught.value.retryable
         assert sum(engine.health == "up" for engine in engines) == 1
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_requests_wait_for_an_engine_that_comes_back() -> None:
@@ -249,7 +250,7 @@ def test_requests_wait_for_an_engine_that_comes_back() -> None:
         engine.turn("up")
         assert (await waiting).token_ids
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_when_no_engine_comes_back_everybody_hears_of_it() -> None:
@@ -270,7 +271,7 @@ def test_when_no_engine_comes_back_everybody_hears_of_it() -> None:
             await router.load_weights(1)
         assert len(told) == 1
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_an_engine_that_hangs_over_new_weights_is_given_up_and_holds_up_nobody() -> None:
@@ -284,7 +285,7 @@ def test_an_engine_that_hangs_over_new_weights_is_given_up_and_holds_up_nobody()
         assert "did not load weights" in engines[0].killed
         assert engines[2].versions == [5]
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_an_engine_that_joins_has_the_newest_weights_before_its_first_request() -> None:
@@ -300,7 +301,7 @@ def test_an_engine_that_joins_has_the_newest_weights_before_its_first_request() 
             await router.generate(request(f"s{n}"))
         assert [seat.num_sessions for seat in router.seats] == [6, 6]
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_an_engine_that_leaves_answers_what_it_has_and_its_sessions_go_on_elsewhere() -> None:
@@ -321,7 +322,7 @@ def test_an_engine_that_leaves_answers_what_it_has_and_its_sessions_go_on_elsewh
             await router.remove(stays)
         await router.close()
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_an_engine_that_does_not_finish_is_left_after_a_while() -> None:
@@ -336,7 +337,7 @@ def test_an_engine_that_does_not_finish_is_left_after_a_while() -> None:
         with pytest.raises(InferenceFailure):
             await running
 
-    asyncio.run(main())
+    run_virtual(main())
 
 
 def test_counters_of_several_engines_add_up() -> None:

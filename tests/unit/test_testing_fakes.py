@@ -4,6 +4,8 @@ import threading
 
 import numpy as np
 import pytest
+from support.clock import run_virtual
+from support.pace import scaled
 
 import rollart_core.testing as testing
 from rollart_core.contracts.hardware import Pool
@@ -107,7 +109,7 @@ def test_a_hang_ends_with_close():
     thread = threading.Thread(target=step)
     thread.start()
     env.close()
-    thread.join(5)
+    thread.join(scaled(60))
     assert errors == ["the environment was closed while it hung"]
 
 
@@ -170,7 +172,7 @@ def run_engine(main, **options):
         await main(engine)
         await engine.close()
 
-    asyncio.run(started())
+    run_virtual(started())
 
 
 def test_scripted_engine_answers_cuts_and_stops():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.pace import scaled
 
 from rollart_core.errors import ConfigError, PartDied, TrainerLost
 from rollart_core.runtime import trainer_group
@@ -71,7 +72,7 @@ def run(num_ranks: int, behave: Behaviour, check: Callable[[TrainerGroup, list[R
         group = TrainerGroup(new_part, num_ranks, {})
         await group.start()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(scaled(60)):
                 await check(group, parts)
         finally:
             await group.close()
