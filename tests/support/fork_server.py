@@ -489,6 +489,7 @@ class _Starter:
             raise RuntimeError(f"the fork server ended with exit code {code}\n{log}")
 
 
+Program = Forked | subprocess.Popen[str]
 _starter: _Starter | None = None
 _original: Any = None
 
@@ -552,7 +553,7 @@ def start_program(
     environment: Mapping[str, str] | None = None,
     stdout: int | IO[Any] = subprocess.PIPE,
     stderr: int | IO[Any] = subprocess.PIPE,
-) -> Forked | subprocess.Popen[str]:
+) -> Program:
     """Start a program, such as ``rollart run``, in a process of its own.
 
     Args:
