@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow.parquet  # imported before the children are forked
 import yaml
 
+from rollart_core import cli
 from rollart_core.config_load import load_config
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
@@ -246,6 +247,14 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     )
     codes.append(one_life(last, folder, rng.randrange(2**31), rates, None))
     print(json.dumps({"codes": codes}))
+
+
+def killed_rollart() -> None:
+    """Be ``rollart``, and be killed at the n-th call of what a name stands for: NAME N COMMAND..."""
+    name, nth = sys.argv[1:3]
+    del sys.argv[1:3]
+    cut_at(name, int(nth), before=False)
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -115,8 +115,10 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.slow
 def test_no_staleness_and_the_synchronous_loop_have_the_same_losses_bit_for_bit(tmp_path):
+    """Though the processes of one start as outside of tests: each hashes strings in its own way."""
     delayed = {"env": {"delay_s": 0.02, "delay_sigma": 1.0}, "deterministic": True}
-    sync = run(tmp_path / "sync", mode="sync", max_staleness=None, **delayed)
+    with fork_server.normally():
+        sync = run(tmp_path / "sync", mode="sync", max_staleness=None, **delayed)
     again = run(tmp_path / "async", mode="async", max_staleness=0, **delayed)
     assert len(losses(sync)) == 3
     assert any(loss != 0 for loss in losses(sync))
@@ -125,10 +127,8 @@ def test_no_staleness_and_the_synchronous_loop_have_the_same_losses_bit_for_bit(
 
 
 def test_deterministic_runs_repeat_under_random_delays_and_failures(tmp_path):
-    """Also where the one's processes are forked, and the other's start as outside of tests."""
     delayed = {"env": {"delay_s": 0.02}, "deterministic": True, "max_staleness": 0}
-    with fork_server.normally():  # other hashes of strings in each process
-        plain = run(tmp_path / "plain", deterministic=True, max_staleness=0)
+    plain = run(tmp_path / "plain", deterministic=True, max_staleness=0)
     slow = run(tmp_path / "slow", **delayed)
     assert losses(plain) == losses(slow)
     assert any(loss != 0 for loss in losses(plain))
