@@ -250,7 +250,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
 
 
 def killed_rollart() -> None:
-    """Be ``rollart``, and be killed at the n-th call of what a name stands for: NAME N COMMAND..."""
+    """Be ``rollart``, killed at the n-th call of what a name stands for: NAME N COMMAND..."""
     name, nth = sys.argv[1:3]
     del sys.argv[1:3]
     cut_at(name, int(nth), before=False)
