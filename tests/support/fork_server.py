@@ -593,7 +593,13 @@ def start_program(
             dict(os.environ if environment is None else environment),
             os.path.abspath(cwd or os.getcwd()),
         )
-        process = _starter.client().fork(request, *theirs)
+        try:
+            process = _starter.client().fork(request, *theirs)
+        except RuntimeError:
+            for pipe in ours:
+                if pipe is not None:
+                    pipe.close()
+            raise
         process.stdout, process.stderr = ours
         return process
 
