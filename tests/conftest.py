@@ -6,11 +6,11 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support import report
+from support import fork_server, report
 from support.pace import scale_timeouts
 
 # Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
@@ -79,3 +79,22 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Multiply each test's timeout by the scale of this machine."""
     scale_timeouts(items, float(config.getini("timeout")))
+
+
+def pytest_sessionstart() -> None:
+    """Fork the processes of runs from one that has imported what they need."""
+    fork_server.install()
+
+
+def pytest_unconfigure() -> None:
+    """End the server that they are forked from."""
+    fork_server.uninstall()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Start the processes of some tests as outside of tests."""
+    if item.get_closest_marker("starts_normally") is None:
+        return (yield)
+    with fork_server.normally():
+        return (yield)

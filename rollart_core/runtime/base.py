@@ -23,6 +23,9 @@ TakeSamples = Callable[[int], Awaitable[list[Sample]]]
 class TrainerHandle(Protocol):
     """The trainer, wherever it executes; see :class:`rollart_core.train.trainer.Trainer`."""
 
+    on_lost: Callable[[RollartError], None] | None
+    """Called with ``TrainerLost`` when it dies, whether or not it was asked for anything."""
+
     async def train_batch(self, groups: list[Any], policy_version: int) -> list[Any]:
         """Update the weights on a batch."""
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from typing import NoReturn
 
 from rollart_core.errors import RollartError
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
@@ -50,15 +51,25 @@ class _Server:
             await self.writer.drain()
 
 
-async def _main(fd: int) -> None:
+async def _answer_calls(fd: int) -> None:
     sock = socket.socket(fileno=fd)
     reader, writer = await asyncio.open_connection(sock=sock, limit=STREAM_LIMIT_BYTES)
     await _Server(writer).serve(reader)
 
 
-if __name__ == "__main__":
+def main(fd: int, parent_pid: int) -> NoReturn:
+    """Answer calls until the run is gone, and end the process.
+
+    Args:
+        fd: The number of the inherited socket.
+        parent_pid: The process that this one does not outlive.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
-    die_with_parent(int(sys.argv[2]))
-    asyncio.run(_main(int(sys.argv[1])))
+    die_with_parent(parent_pid)
+    asyncio.run(_answer_calls(fd))
     leave()
     os._exit(0)  # a hung environment thread must not keep the process alive
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -134,7 +134,7 @@ class _Launch:
             model_path = await self._model(runtime, run_dir)
             router, trainer = await runtime.start_model(model_path)
             router.place(placement)
-            router.on_lost = self._fail
+            router.on_lost = trainer.on_lost = self._fail
             self._routed = router.counts.by_pool
             self._envs.wire(envs, router, model_path)
             await self._envs.open()

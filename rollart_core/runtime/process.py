@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rollart_core.errors import PartDied
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
@@ -73,23 +73,9 @@ class PartProcess:
     ) -> None:
         """Bring the process up and build the part in it."""
         ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "rollart_core.runtime.child",
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ]
         try:
             with self._open_log() as log:
-                self._process = subprocess.Popen(
-                    command,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environment(),
-                )
+                self._process = _spawn(theirs.fileno(), log, self._environment())
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT_BYTES)
@@ -189,3 +175,23 @@ class PartProcess:
             "PYTHONPATH": path,
             **self._more,
         }
+
+
+def _spawn(
+    fd: int, log: BinaryIO | None, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the program of a part.
+
+    Args:
+        fd: The socket on which it is called.
+        log: Where its stdout and stderr go; None: to those of this process.
+        environment: All its variables.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "rollart_core.runtime.child", str(fd), str(os.getpid())],
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+    )

@@ -208,7 +208,7 @@ class RemoteEngine(InferenceEngine):
         await self._catch_up(part)
         part.on_death = self._on_death
         if not part.alive:
-            raise PartDied(await _obituary(part))
+            raise PartDied(await obituary(part))
         if self._care.heartbeat is not None:
             self._care.heartbeat.watch(part)
         self._turn("up")
@@ -230,7 +230,7 @@ class RemoteEngine(InferenceEngine):
 
     async def _come_back(self, dead: Part) -> None:
         loop = asyncio.get_running_loop()
-        why = await _obituary(dead)
+        why = await obituary(dead)
         why, self._why = f"{self._why}; {why}" if self._why else why, None
         while not self._closed:
             delay_s = self._care.restarts.died(loop.time())
@@ -263,7 +263,7 @@ class RemoteEngine(InferenceEngine):
         self._care.tell(kind, {"part": self._part.name, "pool": self.pool, **payload})
 
 
-async def _obituary(dead: Part) -> str:
+async def obituary(dead: Part) -> str:
     """Return how a part says that it is gone."""
     try:
         await dead.call("__ping__")

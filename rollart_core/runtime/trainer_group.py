@@ -20,7 +20,7 @@ from rollart_core.contracts.weights import Publication
 from rollart_core.errors import PartDied, RollartError, TrainerLost, first_line
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts import RankArgs
-from rollart_core.runtime.remote import shut_down
+from rollart_core.runtime.remote import obituary, shut_down
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Group, Sample
 
@@ -64,6 +64,10 @@ class TrainerGroup:
         self._dead: Part | None = None
         self._turn = asyncio.Lock()
         self.num_restarts = 0
+        self.on_lost: Callable[[RollartError], None] | None = None
+        """Called with ``TrainerLost`` when a rank dies, whether or not it was asked for anything:
+        what the engines wait for (its weights) may be what the next batch waits for."""
+        self._telling: asyncio.Task[None] | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -192,8 +196,15 @@ class TrainerGroup:
         return lost
 
     def _on_death(self, part: Part) -> None:
-        if part in self._parts:
+        if part in self._parts and self._lost is None:
             self._lose(f"the {part.name} process is gone", part)
+            if self.on_lost is not None:
+                self._telling = asyncio.ensure_future(self._tell(part))
+
+    async def _tell(self, dead: Part) -> None:
+        why = await obituary(dead)
+        if self.on_lost is not None and dead in self._parts:  # else it is being started again
+            self.on_lost(TrainerLost(why))
 
     def _lose(self, why: str, dead: Part) -> None:
         """End the group: who is left would wait for ever for who is gone."""

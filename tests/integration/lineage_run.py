@@ -1,22 +1,24 @@
-"""A run without a model, killed again and again: ``python lineage_run.py FOLDER SEED``.
+"""A run without a model, killed again and again: the program ``FOLDER OPTIONS``.
 
 The scheduler, controller, recorder, journal and checkpoints are the real ones; engine, trainer and
 episodes are fakes that take milliseconds. What the fake trainer calls its weights is the list of
 all it was ever trained on, so that the final weights tell their own lineage.
 
-Each life is a child of one process that has everything imported. It is killed after a random time,
-or by itself at a cut point: before or after the n-th call of something that writes.
+Each life is a child of one process that has everything imported. It is killed by itself: before or
+after the n-th call of something that writes, or a moment after a random number of all such calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,10 +28,12 @@ import numpy as np
 import pyarrow.parquet  # imported before the children are forked
 import yaml
 
+from rollart_core import cli
 from rollart_core.config_load import load_config
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
 from rollart_core.engine import checkpoints, run_dir
+from rollart_core.engine.journal import Journal
 from rollart_core.engine.journal_store import JournalStore
 from rollart_core.engine.observer import NobodyWatches
 from rollart_core.engine.recorder import RunRecorder
@@ -38,6 +42,7 @@ from rollart_core.engine.run_lock import run_lock
 from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import TrainerLost
 from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.runtime.host import die_with_parent
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Failure, FailureKind, Group, Sample, Ticket, Trajectory, Turn
@@ -171,8 +176,8 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         (folder / "final.json").write_text(json.dumps(trainer.weights))
 
 
-CUT_LIMIT_S = 0.7
-"""When a cut point does not come up, the life is killed all the same."""
+LIMIT_BATCHES = 40
+"""A life whose cut point does not come up is killed when it has trained this many."""
 CUTS: dict[str, tuple[object, str]] = {
     "commit": (JournalStore, "commit"),
     "shard": (JournalStore, "_write_shard"),
@@ -188,31 +193,78 @@ CUTS: dict[str, tuple[object, str]] = {
 }
 
 
-def cut_at(name: str, nth: int, *, before: bool) -> None:
-    """Kill this process at the n-th call of what ``name`` stands for."""
+def cut_at(name: str, nth: int, *, before: bool, cut: Callable[[], None] | None = None) -> None:
+    """Kill this process at the n-th call of what ``name`` stands for.
+
+    Args:
+        name: A key of ``CUTS``.
+        nth: The call.
+        before: Whether before it, or after it.
+        cut: What to do instead.
+    """
     owner, attribute = CUTS[name]
     original = getattr(owner, attribute)
     calls = [0]
 
-    def cut(*args: Any, **kwargs: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] == nth and before:
-            os.kill(os.getpid(), signal.SIGKILL)
+        is_nth = calls[0] == nth
+        if is_nth and before:
+            (cut or end)()
         result = original(*args, **kwargs)
-        if calls[0] == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_nth and not before:
+            (cut or end)()
         return result
 
-    setattr(owner, attribute, cut)
+    setattr(owner, attribute, counted)
 
 
-def one_life(run: ResolvedRun, folder: Path, seed: int, rates: dict[str, float], kill: Any) -> int:
-    """Fork a life and see to its end; return its exit code, negative when it was killed."""
+def end() -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_after(num_calls: int, delay_s: float) -> None:
+    """Kill this process a moment after so many calls of all that writes."""
+    calls = itertools.count(1)
+
+    def count() -> None:
+        if next(calls) == num_calls:
+            threading.Timer(delay_s, end).start()
+
+    for owner, attribute in CUTS.values():
+        original = getattr(owner, attribute)
+
+        def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            count()
+            return result
+
+        setattr(owner, attribute, counted)
+
+
+def one_life(
+    run: ResolvedRun, folder: Path, seed: int, rates: dict[str, float], kill: Any
+) -> tuple[int, str]:
+    """Fork a life and see to its end.
+
+    Args:
+        run: What to do.
+        folder: Where.
+        seed: Of what is random in it.
+        rates: How often the trainer and episodes fail.
+        kill: ``[name, nth, before]``: at a cut point; ``[number, seconds]``: so long after so many
+            writes; a path: as soon as it is there; None: it ends by itself.
+
+    Returns:
+        Its exit code, negative when it was killed, and ``cut`` if that was at a cut point.
+    """
+    said, saying = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            if isinstance(kill, tuple):
-                cut_at(kill[0], kill[1], before=kill[2])
+            die_with_parent(os.getppid())
+            prepare(kill, lambda: (os.write(saying, b"cut"), end()))
             asyncio.run(live(run, folder, random.Random(seed), rates))
             os._exit(0)
         except BaseException:
@@ -220,14 +272,29 @@ def one_life(run: ResolvedRun, folder: Path, seed: int, rates: dict[str, float],
 
             traceback.print_exc()
             os._exit(1)
-    if kill is not None:
-        ends_s = time.monotonic() + (kill if isinstance(kill, float) else CUT_LIMIT_S)
-        while time.monotonic() < ends_s:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                break
-            time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(saying)
+    while isinstance(kill, str) and not os.path.exists(kill):
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            break
+        time.sleep(0.002)
+    else:
+        if isinstance(kill, str):
+            os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with os.fdopen(said) as reading:
+        return code, reading.read()
+
+
+def prepare(kill: Any, cut: Callable[[], object]) -> None:
+    """In a life: see to its end, if that is a matter of what it does."""
+    match kill:
+        case [str(name), nth, before]:
+            assert Journal.__init__.__kwdefaults__ is not None
+            Journal.__init__.__kwdefaults__["rows_per_shard"] = 16  # else one is hardly ever full
+            cut_at("trained", LIMIT_BATCHES, before=False)
+            cut_at(name, nth, before=before, cut=cut)
+        case [num_calls, delay_s]:
+            end_after(num_calls, delay_s)
 
 
 def main(folder: Path, options: dict[str, Any]) -> None:
@@ -237,16 +304,26 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     endless = resolve_run(load_config(config, ["stop.batches=1000000"]))
     rng = random.Random(options["seed"])
     rates = {"trainer": 0.0, "episode": 0.05} | options.get("rates", {})
-    kills: list[Any] = [tuple(cut) for cut in options.get("cuts", [])]
-    kills += [0.02 + rng.random() * options["longest_s"] for _ in range(options.get("kills", 0))]
-    codes = [one_life(endless, folder, rng.randrange(2**31), rates, kill) for kill in kills]
+    kills: list[Any] = [*options.get("cuts", []), *options.get("until", [])]
+    for _ in range(options.get("kills", 0)):
+        kills.append([rng.randrange(1, options["most_writes"]), rng.random() * 0.01])
+    ends = [one_life(endless, folder, rng.randrange(2**31), rates, kill) for kill in kills]
     saved = max((int(p.name[1:]) for p in folder.glob("checkpoints/v*")), default=0)
     last = resolve_run(
         load_config(config, [f"stop.batches={max(options.get('batches', 12), saved + 4)}"])
     )
-    codes.append(one_life(last, folder, rng.randrange(2**31), rates, None))
-    print(json.dumps({"codes": codes}))
+    ends.append(one_life(last, folder, rng.randrange(2**31), rates, None))
+    print(json.dumps({"codes": [code for code, _ in ends], "said": [said for _, said in ends]}))
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Be a program whose arguments are a folder and options in JSON."""
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+
+
+def killed_rollart() -> None:
+    """Be ``rollart``, killed at the n-th call of what a name stands for: NAME N COMMAND..."""
+    name, nth = sys.argv[1:3]
+    del sys.argv[1:3]
+    cut_at(name, int(nth), before=False)
+    cli.main()

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+from support.pace import scaled
 
 from rollart_core.errors import PartDied
 from rollart_core.runtime.heartbeat import Heartbeat
@@ -15,37 +17,50 @@ from rollart_core.runtime.process import PartProcess
 
 
 class Busy:
-    """A part that works for long."""
+    """A part that works until it is told that it is enough."""
 
-    def work(self, seconds: float) -> str:
-        time.sleep(seconds)
+    def work(self, enough: str) -> str:
+        while not Path(enough).exists():
+            time.sleep(0.01)
         return "done"
 
 
 FACTORY = f"{__name__}:Busy"
-PATIENCE = {"every_s": 0.05, "hang_s": 3.0}
 
 
-def test_a_part_that_hangs_is_killed_and_one_that_works_is_not():
+def test_a_part_that_hangs_is_killed_and_one_that_works_is_not(tmp_path):
+    enough = tmp_path / "enough"
+
     async def main() -> None:
         events = []
-        heartbeat = Heartbeat(**PATIENCE, tell=lambda kind, what: events.append((kind, what)))
+
+        def watch(part: PartProcess, hang_s: float) -> Heartbeat:
+            beat = Heartbeat(every_s=0.05, hang_s=hang_s, tell=lambda *event: events.append(event))
+            beat.watch(part)
+            return beat
+
         hangs, works = PartProcess("hangs"), PartProcess("works")
         died = asyncio.Event()
         hangs.on_death = lambda _: died.set()
+        patient = watch(works, scaled(60.0))  # before it is up
         for part in (hangs, works):
-            heartbeat.watch(part)  # before it is up
             await part.start(FACTORY)
-        waiting = asyncio.create_task(hangs.call("work", 60))
-        working = asyncio.create_task(works.call("work", 1.0))
+        waiting = asyncio.create_task(hangs.call("work", str(enough)))
+        working = asyncio.create_task(works.call("work", str(enough)))
         os.kill(hangs.pid, signal.SIGSTOP)
+        impatient = watch(hangs, 0.2)
         with pytest.raises(PartDied, match="SIGKILL"):
             await waiting
         await died.wait()
+        for _ in range(3):
+            await works.call("__ping__")  # answered while it works
+        assert not working.done()
+        enough.touch()
         assert await working == "done"
-        assert events == [("part_hung", {"part": "hangs", "silent_s": 3.0})]
+        assert events == [("part_hung", {"part": "hangs", "silent_s": 0.2})]
         assert works.alive
-        await heartbeat.close()
+        for beat in (patient, impatient):
+            await beat.close()
         for part in (hangs, works):
             await part.close()
 

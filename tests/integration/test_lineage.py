@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from lineage_run import CUTS, ENV, NUM_TASKS
+from support.fork_server import Program, start_program
 
 from rollart_core.engine.audit import AuditReport, audit
 from rollart_core.engine.checkpoints import Checkpoints
@@ -25,16 +25,28 @@ from rollart_core.engine.run_lock import run_lock
 from rollart_core.engine.tasks import TaskSource, TaskSourceState
 from rollart_core.errors import ConfigError
 
-SCRIPT = Path(__file__).with_name("lineage_run.py")
+
+def start(folder: Path, **options: Any) -> Program:
+    """Start it; see ``lineage_run.main`` for the options."""
+    return start_program(
+        *(str(folder), json.dumps({"seed": 0, **options})),
+        target="lineage_run:program",
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def ends(process: Program) -> dict[str, Any]:
+    """Wait for its end; return the exit codes of all lives, and what they said before."""
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    ended: dict[str, Any] = json.loads(out)
+    assert ended["codes"][-1] == 0, err
+    return ended
 
 
 def run(folder: Path, **options: Any) -> tuple[list[int], AuditReport]:
     """Run it to its end through all its kills; return exit codes and the audit."""
-    command = [sys.executable, str(SCRIPT), str(folder), json.dumps({"seed": 0, **options})]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    codes: list[int] = json.loads(done.stdout)["codes"]
-    assert codes[-1] == 0, done.stderr
-    return codes, audit(folder)
+    return ends(start(folder, **options))["codes"], audit(folder)
 
 
 def check_lineage(folder: Path, report: AuditReport) -> None:
@@ -59,7 +71,7 @@ def check_lineage(folder: Path, report: AuditReport) -> None:
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    codes, report = run(tmp_path, kills=50, longest_s=0.25)
+    codes, report = run(tmp_path, kills=50, most_writes=80)
     check_lineage(tmp_path, report)
     assert codes == [-9] * 50 + [0]
     assert report.unrecorded > 0
@@ -68,9 +80,12 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_before_and_after_everything_that_writes(tmp_path: Path) -> None:
     cuts = [(name, n, before) for name in CUTS for n in (1, 2) for before in (True, False)]
-    codes, report = run(tmp_path, cuts=cuts, seed=3)
+    once = {("back", 2, True), ("back", 2, False)}  # a life goes back once, where it is resumed
+    ended, report = ends(start(tmp_path, cuts=cuts, seed=3)), audit(tmp_path)
     check_lineage(tmp_path, report)
-    assert codes == [-9] * len(cuts) + [0]
+    assert ended["codes"] == [-9] * len(cuts) + [0]
+    missed = {cut for cut, said in zip(cuts, ended["said"], strict=False) if said != "cut"}
+    assert missed == once
 
 
 def test_a_trainer_that_dies_comes_back_in_the_same_run(tmp_path: Path) -> None:
@@ -85,22 +100,26 @@ def test_a_trainer_that_dies_comes_back_in_the_same_run(tmp_path: Path) -> None:
 def test_trainer_and_controller_die_and_redundant_members_are_cancelled(tmp_path: Path) -> None:
     config = {"rollout": {"groups_per_batch": 2, "group_size": 2, "redundant": 1}}
     rates = {"trainer": 0.03, "episode": 0.1}
-    _, report = run(tmp_path, kills=12, longest_s=0.3, rates=rates, config=config)
+    _, report = run(tmp_path, kills=12, most_writes=80, rates=rates, config=config)
     check_lineage(tmp_path, report)
     assert report.aborted["redundant"] > 0
 
 
 def test_an_account_of_a_run_that_goes_on_is_sound_at_every_moment(tmp_path: Path) -> None:
-    options = json.dumps({"seed": 5, "rates": {"trainer": 0.02, "episode": 0.1}})
-    command = [sys.executable, str(SCRIPT), str(tmp_path), options]
-    reports = []
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            if list(tmp_path.glob("checkpoints/*")):
-                reports.append(audit(tmp_path))
+    """It goes on until there are accounts of it; then it is killed, and resumed to its end."""
+    enough, folder = tmp_path / "enough", tmp_path / "run"
+    folder.mkdir()
+    rates = {"trainer": 0.02, "episode": 0.1}
+    process = start(folder, seed=5, rates=rates, until=[str(enough)])
+    reports: list[AuditReport] = []
+    while process.poll() is None:
+        if list(folder.glob("checkpoints/*")):
+            reports.append(audit(folder))
+        if len(reports) >= 10 and any(r.open for r in reports):
+            enough.touch()
+    assert ends(process)["codes"] == [-9, 0]
     assert [r.violations for r in reports if not r.ok] == []
-    assert any(r.open for r in reports)
-    check_lineage(tmp_path, audit(tmp_path))
+    check_lineage(folder, audit(folder))
 
 
 def test_a_run_that_has_ended_may_be_resumed_as_it_is_and_further(tmp_path: Path) -> None:
@@ -116,7 +135,7 @@ def test_a_run_that_has_ended_may_be_resumed_as_it_is_and_further(tmp_path: Path
 
 
 def test_dropping_what_is_stale_loses_no_task(tmp_path: Path) -> None:
-    _, report = run(tmp_path, kills=12, longest_s=0.3, batches=60, config={"on_stale": "drop"})
+    _, report = run(tmp_path, kills=12, most_writes=80, batches=60, config={"on_stale": "drop"})
     assert report.ok, report.violations
     with JournalReader(tmp_path) as journal:
         history = list(journal.source_history())
@@ -157,7 +176,7 @@ def damage_state(folder: Path) -> None:
 def test_a_corrupt_checkpoint_is_set_aside_for_the_one_before(
     tmp_path: Path, damage: Callable[[Path], None], why: str
 ) -> None:
-    run(tmp_path, kills=1, longest_s=0.1)
+    run(tmp_path, kills=1, most_writes=25)
     newest, before = Checkpoints(tmp_path, 2, print).whole()
     damage(newest)
     told: list[str] = []

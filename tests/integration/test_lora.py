@@ -3,14 +3,14 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from small_models import VOCAB, make_groups, make_trainer, save_model
-from test_run import BASE, START, run
+from support import fork_server
+from test_run import BASE, run
 from weight_ends import end
 
 from rollart_algorithms.grpo import GRPO
@@ -354,9 +354,12 @@ def test_a_run_with_adapters_goes_on_and_its_model_can_be_evaluated(tmp_path):
     changed = {name.split(".")[-2] for name, p in after.items() if not torch.equal(p, before[name])}
     assert changed == {f"{m}_proj" for m in ("q", "k", "v", "o", "gate", "up", "down")}
     assert (run_dir / "model-trained-adapter" / "adapter_config.json").is_file()
-    words = ["eval", str(run_dir), "evaluation.tasks=4", f"runs_dir={tmp_path}"]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    subprocess.run([sys.executable, "-c", START, *words], check=True, timeout=200, env=environ)
+    evaluation = fork_server.start_program(
+        *("eval", str(run_dir), "evaluation.tasks=4", f"runs_dir={tmp_path}"),
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    _, said = evaluation.communicate()
+    assert evaluation.returncode == 0, said
 
 
 @pytest.mark.slow

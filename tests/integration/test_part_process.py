@@ -7,6 +7,7 @@ import sys
 
 import gymnasium
 import pytest
+from support.pace import scaled
 
 from rollart_core.errors import ConfigError, DeadlineFailure, PartDied
 from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
@@ -48,6 +49,7 @@ class Part:
 FACTORY = f"{__name__}:Part"
 
 
+@pytest.mark.starts_normally
 def test_calls_answers_and_errors_cross_the_process_boundary():
     async def main() -> None:
         part = PartProcess("test")
@@ -78,6 +80,7 @@ def test_a_factory_that_raises_says_so():
     asyncio.run(main())
 
 
+@pytest.mark.starts_normally
 def test_a_killed_part_fails_its_calls_and_tells_its_owner(tmp_path):
     async def main() -> None:
         part = PartProcess("engine", log_path=tmp_path / "engine.log")
@@ -100,7 +103,7 @@ def test_a_killed_part_fails_its_calls_and_tells_its_owner(tmp_path):
 def test_a_part_ends_with_a_killed_owner():
     program = f"""
 import asyncio, os, sys
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
 from rollart_core.runtime.process import PartProcess
 async def main():
     part = PartProcess("orphan")
@@ -118,7 +121,7 @@ asyncio.run(main())
     owner.stdout.close()
     import select
 
-    ended, _, _ = select.select([descriptor], [], [], 10)
+    ended, _, _ = select.select([descriptor], [], [], scaled(60))
     os.close(descriptor)
     assert ended, "the part outlived its owner"
 
@@ -168,7 +171,10 @@ def test_an_episode_that_is_aborted_closes_what_its_worker_process_is_about_to_m
 
     async def main() -> None:
         pool = EnvPool(start, num_workers=1)
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(60):
+        async with (
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+            asyncio.timeout(scaled(60)),
+        ):
             port = server.sockets[0].getsockname()[1]
             await pool.start()
             playing = [asyncio.create_task(play(pool, n, port)) for n in range(3)]
@@ -178,7 +184,7 @@ def test_an_episode_that_is_aborted_closes_what_its_worker_process_is_about_to_m
             await asyncio.gather(*playing, return_exceptions=True)
             for writer in writers:
                 writer.write(b"!")
-            async with asyncio.timeout(10):  # its worker goes on
+            async with asyncio.timeout(scaled(60)):  # its worker goes on
                 for _ in playing:
                     await closed.get()
             await pool.close()

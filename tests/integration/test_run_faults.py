@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from test_run import losses, run, start, tokens, wait_for_batches, write
+from run_parts import part_pids
+from support import fork_server
+from test_run import losses, run, tokens, write
 
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
@@ -49,19 +52,9 @@ class TrainerKiller(NobodyWatches):
             self.kill()
 
     def kill(self) -> None:
-        for pid in trainers(self.runs):
-            os.kill(pid, signal.SIGKILL)
-
-
-def trainers(runs: Path) -> Iterator[int]:
-    """Yield the processes that write to the trainer's log of a run."""
-    for name in os.listdir("/proc"):
-        try:
-            log = os.readlink(f"/proc/{name}/fd/1")
-        except OSError:
-            continue
-        if log.startswith(str(runs)) and log.endswith("/trainer.log"):
-            yield int(name)
+        (run_dir,) = self.runs.iterdir()
+        (pid,) = part_pids(run_dir)["trainer"]
+        os.kill(pid, signal.SIGKILL)
 
 
 def killed_trainer(folder: Path, at: set[int], **changes: object) -> tuple[RunReport, list[str]]:
@@ -71,9 +64,15 @@ def killed_trainer(folder: Path, at: set[int], **changes: object) -> tuple[RunRe
     return launch(resolve_run(load_config(config)), observer=killer), killer.told
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    """What comes of it when it is left alone."""
+    return run(tmp_path_factory.mktemp("plain"), **SAME)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # two runs, and processes that start again
-def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
+def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path, plain: RunReport) -> None:
     # Before training, before the first checkpoint but that of version 0, right before one is taken.
     report, told = killed_trainer(tmp_path / "killed", {0, 1, 4})
     assert report.ok
@@ -83,24 +82,26 @@ def test_a_trainer_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
     checked = audit(Path(report.run_dir))
     assert checked.ok, checked.violations
     assert len(checked.went_back) == 3
-    plain = run(tmp_path / "plain", **SAME)
     assert losses(report) == losses(plain)
     assert any(loss != 0 for loss in losses(plain))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # two runs, and processes that start again
-def test_a_controller_that_is_killed_changes_no_loss(tmp_path: Path) -> None:
-    (tmp_path / "killed").mkdir()
-    process = start(write(tmp_path / "killed", {**SAME, "reward": None, "env": {"delay_s": 0.02}}))
-    run_dir = wait_for_batches(tmp_path / "killed" / "runs", 3, process)
-    process.kill()
-    process.communicate()
+def test_a_controller_that_is_killed_changes_no_loss(tmp_path: Path, plain: RunReport) -> None:
+    """When the third batch is trained, and the only checkpoints are those of versions 0 and 2."""
+    process = fork_server.start_program(
+        *("trained", "3", "run", str(write(tmp_path, {**SAME, "env": {"delay_s": 0.02}}))),
+        target="lineage_run:killed_rollart",
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
+    (run_dir,) = (tmp_path / "runs").iterdir()
     report = launch(resolve_run(load_config(run_dir / "config.yaml")), resume=run_dir)
     assert report.ok
     checked = audit(run_dir)
     assert checked.ok, checked.violations
-    plain = run(tmp_path / "plain", **SAME, reward=None)
     assert losses(report) == losses(plain)
     trained = {ticket for batch in trained_tickets(run_dir) for ticket in batch}
     assert trained == {t for batch in trained_tickets(Path(plain.run_dir)) for t in batch}

@@ -154,9 +154,28 @@ class AsDeclaredHere(HardwareMapper):
         return Placement({env: "local"}, {env: {pool: 1.0}}, "local")
 
 
+class PlansAtOnce(RunPlan):
+    """An episode ends once the plan is made that it gave reason for, however long that takes."""
+
+    def watched(self, run_episode, router):
+        watch = super().watched(run_episode, router)
+
+        async def then_plan(ticket, start_version):
+            trajectory = await watch(ticket, start_version)
+            if self._planning is not None:
+                await asyncio.shield(self._planning)
+            return trajectory
+
+        return then_plan
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_follows_what_it_measures_of_its_own_episodes(tmp_path: Path) -> None:
+def test_a_run_follows_what_it_measures_of_its_own_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plans again after 64 episodes, all of which it needs for its batches."""
+    monkeypatch.setattr("rollart_core.runtime.launch.RunPlan", PlansAtOnce)
     path = tmp_path / "run.yaml"
     path.write_text(
         f"""
@@ -174,7 +193,7 @@ rollout:
   group_size: 8
   max_new_tokens: 4
   max_context_tokens: 320
-stop: {{batches: 6}}
+stop: {{batches: 4}}
 """
     )
     report = launch(resolve_run(load_config(path)))

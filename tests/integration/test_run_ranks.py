@@ -2,60 +2,62 @@
 
 import os
 import signal
-import threading
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from test_run import left_behind, run
+from run_parts import part_pids
+from test_run import left_behind, write
 
+from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
 from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.observer import NobodyWatches
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each rank imports torch anew
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def rank_pids() -> list[int]:
+def rank_pids(run_dir: Path) -> list[int]:
     """The processes that log to a trainer's file, in the order of their ranks."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text():
-                log = Path(os.readlink(entry / "fd" / "1")).name
-                if log.startswith("trainer"):
-                    found[log] = int(entry.name)
-        except OSError:
-            continue
-    return [pid for _, pid in sorted(found.items())]
+    parts = part_pids(run_dir)
+    return [pid for name in sorted(parts) if name.startswith("trainer") for pid in parts[name]]
+
+
+class RankKiller(NobodyWatches):
+    """Kills the second rank when the third batch is trained; by then two checkpoints stand."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+        self.killed: list[int] = []
+
+    def progress(self, fraction: float, line: Mapping[str, float | str]) -> None:
+        if line.get("batch") == 3 and not self.killed:
+            (run_dir,) = self.runs.iterdir()
+            assert (run_dir / "checkpoints" / "v000002" / "run_state.json").exists()
+            self.killed = rank_pids(run_dir)
+            os.kill(self.killed[1], signal.SIGKILL)
 
 
 def test_a_run_with_two_trainer_ranks_gets_over_the_death_of_one(tmp_path):
-    """The rank is killed once the second checkpoint stands, wherever the run is then."""
-    killed: list[int] = []
-
-    def kill() -> None:
-        while not list(tmp_path.glob("runs/*/checkpoints/v000002/run_state.json")):
-            time.sleep(0.02)
-        killed.extend(rank_pids())
-        os.kill(killed[1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    report = run(
-        tmp_path,
-        runtime={"num_trainer_ranks": 2},
-        checkpoint={"every_batches": 1},
-        stop={"batches": 6},
-    )
-    killer.join()
+    killer = RankKiller(tmp_path / "runs")
+    changes = {
+        "runtime": {"num_trainer_ranks": 2},
+        "checkpoint": {"every_batches": 1},
+        "stop": {"batches": 4},
+    }
+    report = launch(resolve_run(load_config(write(tmp_path, changes))), observer=killer)
     assert report.ok
-    assert report.batches == 6
-    checked = audit(Path(report.run_dir))
+    assert report.batches == 4
+    run_dir = Path(report.run_dir)
+    checked = audit(run_dir)
     assert checked.ok, checked.violations
-    with JournalReader(Path(report.run_dir)) as journal:
+    assert len(checked.went_back) == 1
+    with JournalReader(run_dir) as journal:
         assert {m.value >= 1.0 for m in journal.metrics("train/rank_imbalance")} == {True}
-    assert len(killed) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in killed)
-    assert not rank_pids()
+    assert len(killer.killed) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in killer.killed)
+    assert not rank_pids(run_dir)
     assert not left_behind()
-    assert (Path(report.run_dir) / "model-trained" / "model.safetensors").is_file()
+    assert (run_dir / "model-trained" / "model.safetensors").is_file()

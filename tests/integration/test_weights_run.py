@@ -1,12 +1,12 @@
 """Whole runs over the channels that the other run tests do not use."""
 
-import contextlib
 import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from run_parts import part_pids
 from test_run import left_behind, run, write
 
 from rollart_core.config_load import load_config
@@ -39,6 +39,7 @@ def test_two_engines_over_delta_and_collective_with_restarts(tmp_path):
     assert left_behind() == []
     assert set(report.weights) == {"engine", "engine-1"}
     for swaps in report.weights.values():
+        # The fifth batch is trained at version 4 and is at most one behind: 1, 2 and 3 have come.
         assert swaps["num_swaps"] >= 3
         assert 0 < swaps["stall_s_max"] <= swaps["stall_s"]
         assert swaps["moved_bytes"] > 0
@@ -60,17 +61,15 @@ class Killer(NobodyWatches):
         self.runs, self.at = runs, at
 
     def progress(self, fraction, line):
-        log = self.at.pop(line.get("batch"), None)
-        for name in os.listdir("/proc") if log else ():
-            with contextlib.suppress(OSError):
-                written = os.readlink(f"/proc/{name}/fd/1")
-                if written.startswith(str(self.runs)) and written.endswith(f"/{log}"):
-                    os.kill(int(name), signal.SIGKILL)
+        if part := self.at.pop(line.get("batch"), None):
+            (run_dir,) = self.runs.iterdir()
+            (pid,) = part_pids(run_dir)[part]
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_broadcast_gets_over_the_death_of_an_engine_and_of_the_trainer(tmp_path):
-    killer = Killer(tmp_path / "runs", {1: "engine-1.log", 3: "trainer.log"})
+    killer = Killer(tmp_path / "runs", {1: "engine-1", 3: "trainer"})
     changes = {
         "runtime": {"num_engines": 2},
         "weights": {"id": "delta", "over": "collective"},

@@ -91,6 +91,26 @@ def test_every_rank_is_called_and_the_first_one_answers():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_death_is_told_of_where_nobody_asks_for_anything(num_ranks: int):
+    async def check(group: TrainerGroup, parts: list[RankPart]) -> None:
+        lost: asyncio.Queue[Exception] = asyncio.Queue()
+        group.on_lost = lost.put_nowait
+        parts[-1].kill()
+        assert str(await lost.get()) == f"the trainer-{num_ranks - 1} process is gone"
+        await group.restart()
+        with pytest.raises(TrainerLost):
+            await group.call("fails on one")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert lost.empty()  # what a call has raised is not told once more
+
+    def behave(part: RankPart, method: str) -> object:
+        return ValueError("no") if part.rank == 0 else PartDied("it is gone")
+
+    run(num_ranks, behave if num_ranks > 1 else lambda *_: PartDied("it is gone"), check)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_rank_that_dies_ends_the_group_and_a_restart_brings_a_fresh_one(num_ranks: int):
     healthy: list[bool] = []
 
