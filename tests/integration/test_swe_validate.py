@@ -18,7 +18,6 @@ from rollart_envs.swe.cli import app
 from rollart_envs.swe.taskbook import own_file
 from rollart_envs.swe.validate import Verdict, validate
 
-
 NOT_QUICK = 160
 """A row of HumanEvalPack whose program without its mend runs until its time is over."""
 
