@@ -261,7 +261,7 @@ async def fails_alone(made: RewardBackend) -> None:
     how = [*MISBEHAVE, None]
     given = [replace(example_request(), context={"how": h} if h else {}) for h in how]
     kinds: list[type] = []
-    for deadline_s in (1.5, 8.0):  # on a busy machine nothing at all is there in time
+    for deadline_s in (1.5, 6.0, 18.0):  # on a busy machine nothing at all is there in time
         try:
             answer = await made.invoke(call(given, deadline_s=deadline_s))
         except DeadlineFailure:
