@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.pace import until
+from support.pace import scaled, until
 
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import BackendFailure, ConfigError
@@ -117,7 +117,8 @@ def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
                 endpoint_url=local.url,
             )
             calls = {asyncio.create_task(made.invoke(call(key=str(n)))) for n in range(2)}
-            (refused,), held = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(scaled(60)):
+                (refused,), held = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             local.gate.set()
             error = refused.exception()
             assert isinstance(error, BackendFailure)
