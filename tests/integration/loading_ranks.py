@@ -1,24 +1,31 @@
-"""One of several ranks that load models, and say what they held meanwhile; run as a program.
+"""Several ranks that load models, and say what they held meanwhile; run as a program.
 
-    python loading_ranks.py FOLDER RANK NUM_RANKS PATH...
+    python loading_ranks.py FOLDER NUM_RANKS PATH...
 
 Writes ``FOLDER/<loader><n>-<rank>.pt`` for each path and loader: the whole tensors, made of the
 shards of all ranks, the bytes of this rank's, and the most bytes torch had given out meanwhile.
+Ranks are forked once everything is imported, for importing it takes most of their time.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
+import transformers.models.qwen3.modeling_qwen3
+import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401 - before ranks are forked
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from rollart_core.runtime.host import die_with_parent
 from rollart_core.train import distributed
 from rollart_core.train.loading import load_model, load_on_device
 from rollart_core.train.recompute import recompute_activations
@@ -79,5 +86,27 @@ def main(folder: Path, rank: int, num_ranks: int, paths: list[str]) -> None:
     dist.destroy_process_group()
 
 
+def forked(folder: Path, rank: int, num_ranks: int, paths: list[str]) -> int:
+    """Start one rank and return its process id."""
+    parent_pid = os.getpid()
+    if pid := os.fork():
+        return pid
+    try:
+        die_with_parent(parent_pid)
+        main(folder, rank, num_ranks, paths)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    count = int(sys.argv[2])
+    ranks = {forked(Path(sys.argv[1]), rank, count, sys.argv[3:]) for rank in range(count)}
+    while ranks:
+        ended, status = os.wait()
+        ranks.remove(ended)
+        if status:
+            for other in ranks:  # they would wait for it
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)

@@ -123,19 +123,25 @@ def run(wall: str, scratch: Path, num_tickets: int, kill_at: list[int]) -> Episo
     return episodes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_200_episodes_whose_worker_is_killed_twice(wall, scratch) -> None:
-    episodes = run(wall, scratch, 200, [40, 120])
-    assert len(episodes._parts) == 3
-    assert episodes.num_retried >= 2
-    nothing_is_left(episodes, wall, scratch)
+    all_are_done_and_nothing_is_left(wall, scratch, 200, [40, 120])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_episodes_whose_worker_is_killed(wall, scratch) -> None:
-    nothing_is_left(run(wall, scratch, 24, [8]), wall, scratch)
+def test_episodes_whose_worker_is_killed_twice(wall, scratch) -> None:
+    all_are_done_and_nothing_is_left(wall, scratch, 24, [6, 14])
+
+
+def all_are_done_and_nothing_is_left(
+    wall: str, scratch: Path, num_tickets: int, kill_at: list[int]
+) -> None:
+    episodes = run(wall, scratch, num_tickets, kill_at)
+    assert len(episodes._parts) == 1 + len(kill_at)
+    assert episodes.num_retried >= len(kill_at)
+    nothing_is_left(episodes, wall, scratch)
 
 
 def nothing_is_left(episodes: Episodes, wall: str, scratch: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -503,7 +502,7 @@ def test_environments_with_conflicting_dependencies_live_side_by_side(
             isolated = {"kind": "venv", "requires": [name.replace("_", "-")]}
             env = {"id": f"{name}:OddEnv", "isolation": isolated}
             path = tmp_path / f"{name}.yaml"
-            path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path))
+            path.write_text(config(env, tmp_path))
             resolved = resolve_run(load_config(path), import_classes=True)
             envs.append(registry.make(resolved.env.spec.id, **resolved.env.options))
         for made in envs:
@@ -512,9 +511,8 @@ def test_environments_with_conflicting_dependencies_live_side_by_side(
     finally:
         for made in envs:
             made.close()
-    began = time.monotonic()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))  # made once, and kept
     assert made_venv(["alpha-env"]) == made_venv(["alpha-env"])
-    assert time.monotonic() - began < 3, "made once, and kept"
     with pytest.raises(PluginError, match=r"isolation.requires: .*no-such-package"):
         made_venv(["no-such-package"])
     kept = [p for p in (tmp_path / "cache/rollart/venvs").iterdir() if p.is_dir()]
@@ -605,34 +603,41 @@ model: {{kind: new, num_layers: 1, width: 32, ffn_width: 48, vocab_size: 320}}
 env: {env}
 runtime: {{kind: inline, env_processes: 1}}
 trackers: []
-deadlines: {{step_s: 2, reset_s: 60}}
+max_staleness: 0
+deadlines: {{step_s: {step_s}, reset_s: {reset_s}}}
 rollout: {{groups_per_batch: 2, group_size: 4, max_turns: 1, max_new_tokens: 4,
           max_context_tokens: 128}}
-failures: {{max_rate: 0.9}}
+failures: {{max_rate: 1.0, max_retries: 0}}
 evaluation: {{tasks: 4, greedy: false}}
 stop: {{batches: 4}}
 runs_dir: {runs}
 """
 
 
+def config(env: dict[str, Any], runs: Path, step_s: float = 60.0) -> str:
+    """Return the config of a run on an environment."""
+    return CONFIG.format(env=json.dumps(env), runs=runs, step_s=step_s, reset_s=scaled(60))
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_path: Path) -> None:
-    given = {"trouble": {"0": "exit 3", "3": "hang"}}
+    # Six of eight tasks can be trained on: eight groups of one after the other meet all of them.
+    given = {"trouble": {"0": "exit 3", "3": "sleep 600"}}
     env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_seats=2)}
     path = tmp_path / "run.yaml"
-    path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path / "runs"))
+    path.write_text(config(env, tmp_path / "runs", step_s=scaled(4)))
     done = subprocess.run(
         [sys.executable, "-c", "from rollart_core.cli import main; main()", "run", path, "--json"],
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["train_steps"] == 4
-    assert set(report["failures"]) & {"sandbox", "timeout"}, report["failures"]
+    assert set(report["failures"]) >= {"sandbox", "timeout"}, report["failures"]
 
 
 def test_the_benchmark_has_a_row_for_a_step_and_says_what_it_could_not_measure(

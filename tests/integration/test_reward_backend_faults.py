@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from marks_reward import Marks
+from support.pace import until
 
 from rollart_core.config_runtime import RayRuntime
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
@@ -371,14 +372,15 @@ def test_a_worker_that_dies_or_hangs_is_replaced() -> None:
 def test_a_pool_grows_on_demand_and_shrinks_to_nothing() -> None:
     async def main() -> None:
         ref = RewardRef(MARKS, {"wait_s": 0.05})
-        async with pool(ref, num_workers=2, num_threads=1, idle_s=0.3) as made:
+        async with pool(ref, num_workers=2, num_threads=1, idle_s=600) as made:
             assert made.gauges()["workers"] == 0
             given = [example_request() for _ in range(12)]
             await asyncio.gather(*(made.score([request]) for request in given))
+            await until(lambda: made.num_started == 2, "both workers")
             assert made.gauges()["workers"] == 2
-            async with asyncio.timeout(60):
-                while made.gauges()["workers"]:
-                    await asyncio.sleep(0.02)
+            made.config = made.config.model_copy(update={"idle_s": 0.01})
+            await asyncio.gather(*(made.score([request]) for request in given[:2]))
+            await until(lambda: not made.gauges()["workers"], "the end of idle workers")
             assert made.num_started == 2
             assert (await made.score(given[:1]))[0].value == 0.5
             assert made.num_started == 3
@@ -454,8 +456,7 @@ def test_closing_a_pool_ends_what_is_under_way() -> None:
         async with pool() as made:
             await made.open()
             under_way = asyncio.create_task(made.invoke(call(told("hang"))))
-            while not made.gauges()["workers_busy"]:
-                await asyncio.sleep(0.01)
+            await until(lambda: made.gauges()["workers_busy"], "a busy worker")
             await made.close()
             with pytest.raises(BackendFailure):
                 await under_way

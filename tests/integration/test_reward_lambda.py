@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.pace import scaled, until
 
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import BackendFailure, ConfigError
@@ -73,42 +74,58 @@ def test_a_function_that_fails_is_a_failure_with_a_reason(handler: str, says: st
 
 def test_what_lambda_bills_and_when_it_is_cold() -> None:
     async def main() -> None:
-        async with LocalLambda(FunctionSettings(MARKS, memory_mb=512, idle_s=0.5)) as local:
+        settings = FunctionSettings(MARKS, memory_mb=512, idle_s=600)
+        async with LocalLambda(settings) as local:
             made = backend(local)
             first, second = await made.invoke(call(key="a")), await made.invoke(call(key="b"))
             assert (first.cost.cold, second.cost.cold) == (True, False)
             assert first.cost.billed_gb_s > 0
             assert first.cost.billed_gb_s * 1000 / 0.5 % 1 == pytest.approx(0, abs=1e-6)
-            async with asyncio.timeout(20):
-                while local.num_instances:
-                    await asyncio.sleep(0.05)
+            local.settings = replace(settings, idle_s=0.0)
+            await until(lambda: not local.num_instances, "the end of the instance")
+            local.settings = settings
             assert (await made.invoke(call(key="c"))).cost.cold
             await made.close()
 
     asyncio.run(main())
 
 
+class HeldLambda(LocalLambda):
+    """Starts no call before the gate is open."""
+
+    def __init__(self, settings: FunctionSettings) -> None:
+        super().__init__(settings)
+        self.gate = asyncio.Event()
+
+    async def _offer(self, call: Any) -> None:
+        await self.gate.wait()
+        await super()._offer(call)
+
+
 def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        settings = FunctionSettings(MARKS, {"wait_s": 1.0}, concurrency=1)
-        async with LocalLambda(settings) as local:
+        async with HeldLambda(FunctionSettings(MARKS, concurrency=1)) as local:
             made = backend(local, function="none")
             with pytest.raises(ConfigError, match=r"on lambda: none: .* there is no such function"):
                 await made.open()
             assert not (await failure(made)).again
             made = LambdaBackend(
-                reward=RewardRef(MARKS, {"wait_s": 1.0}),
+                reward=RewardRef(MARKS),
                 reward_range=(0.0, 1.0),
                 timeout_s=60.0,
                 function="reward",
                 endpoint_url=local.url,
             )
-            calls = (made.invoke(call(key=str(n))) for n in range(2))
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            refused = [a for a in answers if isinstance(a, BackendFailure)]
-            assert "TooManyRequestsException: Rate Exceeded" in str(refused[0])
-            assert refused[0].again
-            assert len(refused) == 1
+            calls = {asyncio.create_task(made.invoke(call(key=str(n)))) for n in range(2)}
+            async with asyncio.timeout(scaled(60)):
+                (refused,), held = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            local.gate.set()
+            error = refused.exception()
+            assert isinstance(error, BackendFailure)
+            assert "TooManyRequestsException: Rate Exceeded" in str(error)
+            assert error.again
+            (answered,) = await asyncio.gather(*held)
+            assert isinstance(answered.results[0], RewardResult)
             large = replace(example_request(), split="x" * 7_000_000)
             answer = await made.invoke(call(example_request(), large, key="large"))
             assert isinstance(answer.results[0], RewardResult)

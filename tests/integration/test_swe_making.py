@@ -125,13 +125,13 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
     assert rows(again) == found
     moved = (open_folder / "mined").rename(open_folder / "moved")
     assert validated(moved / "tasks.jsonl", capsys) == (0, ["full none"] * 3)
-    with (moved / "tasks.jsonl").open("a") as file:
-        lost = {**fix, "instance_id": "lost", "base_commit": "0123456789"}
-        wrong = {**fix, "instance_id": "wrong", "patch": wrap["patch"]}
-        file.write("".join(json.dumps(row) + "\n" for row in (lost, wrong, {"repo": "shelf"})))
-    code, verdicts = validated(moved / "tasks.jsonl", capsys)
+    lost = {**fix, "instance_id": "lost", "base_commit": "0123456789"}
+    wrong = {**fix, "instance_id": "wrong", "patch": wrap["patch"]}
+    some = (fix, lost, wrong, {"repo": "shelf"})
+    (moved / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    code, verdicts = validated(moved / "some.jsonl", capsys)
     assert code == 1
-    assert verdicts == ["full none"] * 3 + ["error error", "none none", "error error"]
+    assert verdicts == ["full none", "error error", "none none", "error error"]
 
 
 @pytest.mark.docker
@@ -178,11 +178,11 @@ def test_a_task_is_played_where_it_was_made(
 def test_a_package_gives_the_same_tasks_for_the_same_seed_also_in_two_goes(
     history: Path, site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:
-    once, folder = made(history, site, open_folder / "made", count=3, jobs=2)
-    assert once.num_tasks == once.num_new == 3
+    once, folder = made(history, site, open_folder / "made", count=2, jobs=2)
+    assert once.num_tasks == once.num_new == 2
     made(history, site, open_folder / "again", count=1, jobs=1)
-    twice, again = made(history, site, open_folder / "again", count=3, jobs=1)
-    assert twice.num_new == 2
+    twice, again = made(history, site, open_folder / "again", count=2, jobs=1)
+    assert twice.num_new == 1
     assert rows(folder) == rows(again)
     for row in rows(folder):
         assert not leaked(str(row["problem_statement"]), str(row["patch"]))

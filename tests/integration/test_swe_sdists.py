@@ -13,8 +13,6 @@ from sandbox_walls import no_bubblewrap
 
 from rollart_envs.swe.cli import app
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
@@ -36,17 +34,34 @@ def sdists(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return sorted(folder.glob("*.tar.gz"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sdists_become_sound_tasks(
     sdists: list[Path], open_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(sdists) >= 2
+    all_become_sound_tasks(sdists, 2, open_folder, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_sdist_becomes_a_sound_task(
+    sdists: list[Path], open_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_become_sound_tasks(sdists[:1], 1, open_folder, capsys)
+
+
+def all_become_sound_tasks(
+    sdists: list[Path], count: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Make so many tasks of each, and check them."""
+    num_tasks = ("--count", str(count))
     for sdist in sdists:
-        made = swe(capsys, "make", str(sdist), "--out", str(open_folder), "--count", "2", "--json")
-        assert made["tasks"] == 2, made
-    report = swe(capsys, "validate", str(open_folder / "tasks.jsonl"), "--json")
-    assert report["sound"] == 2 * len(sdists), report
-    rows = [json.loads(line) for line in (open_folder / "tasks.jsonl").read_text().splitlines()]
+        made = swe(capsys, "make", str(sdist), "--out", str(folder), *num_tasks, "--json")
+        assert made["tasks"] == count, made
+    report = swe(capsys, "validate", str(folder / "tasks.jsonl"), "--json")
+    assert report["sound"] == count * len(sdists), report
+    rows = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
     assert len({row["repo"] for row in rows}) == len(sdists)
     for row in rows:
         assert len(row["PASS_TO_PASS"]) > len(row["FAIL_TO_PASS"]) > 0

@@ -81,9 +81,16 @@ def test_a_hostile_program_has_failed_its_tests(reward: UnitTests, name: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("tests", [SUMS, ADDS], ids=["cases", "python"])
-def test_hostile_programs(reward: UnitTests, name: str, tests: dict[str, Any]) -> None:
-    assert value(reward, HOSTILE[name] + GOOD.replace("+", "-"), tests) == 0.0
-    assert value(reward, GOOD, ADDS) == 1.0
+def test_hostile_programs(
+    reward: UnitTests, name: str, tests: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, program, its_tests, wanted in (
+        (1.0, HOSTILE[name] + GOOD.replace("+", "-"), tests, 0.0),
+        (60.0, GOOD, ADDS, 1.0),
+    ):
+        config = reward.config.model_copy(update={"test_timeout_s": seconds})
+        monkeypatch.setattr(reward, "config", config)
+        assert value(reward, program, its_tests) == wanted
 
 
 def test_credit_for_each_test_that_passes() -> None:

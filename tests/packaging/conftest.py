@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fresh_venvs import fresh_venv, sh
+from fresh_venvs import fresh_venv, linked_venv, pip_install, sh
 
 
 @pytest.fixture(scope="session")
@@ -36,32 +36,22 @@ def wheel(tracked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wheelhouse(repo_root: Path) -> Path:
     """Wheels of what ours needs."""
-    return _wheelhouse(repo_root, ".complete")
-
-
-@pytest.fixture(scope="session")
-def training_wheelhouse(repo_root: Path) -> Path:
-    """Wheels of what ours needs to train."""
-    return _wheelhouse(repo_root, ".complete-to-train")
+    folder = repo_root / ".wheelhouse"
+    if not (folder / ".complete").exists():
+        pytest.skip("no wheelhouse: `make wheelhouse` fetches it")
+    return folder
 
 
 @pytest.fixture(scope="session")
 def fresh(wheelhouse: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and its dependencies, installed offline."""
-    return fresh_venv(tmp_path_factory.mktemp("fresh") / "venv", wheelhouse, "--no-compile", wheel)
+    return fresh_venv(tmp_path_factory.mktemp("fresh") / "venv", wheelhouse, wheel)
 
 
 @pytest.fixture(scope="session")
-def fresh_to_train(
-    training_wheelhouse: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A virtual environment with the wheel, what it needs to train, and pytest."""
+def fresh_to_train(wheelhouse: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, what it says it needs to train, and tools."""
     folder = tmp_path_factory.mktemp("fresh-to-train") / "venv"
-    return fresh_venv(folder, training_wheelhouse, f"rollart[train] @ {wheel.as_uri()}", "pytest")
-
-
-def _wheelhouse(repo_root: Path, stamp: str) -> Path:
-    folder = repo_root / ".wheelhouse"
-    if not (folder / stamp).exists():
-        pytest.skip("no wheelhouse: `make wheelhouse` fetches it")
+    linked_venv(folder, wheel, "train", "pip", "pytest", "setuptools")
+    pip_install(folder, wheelhouse, wheel)
     return folder

@@ -6,12 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
-from fresh_venvs import clean_environ, fresh_venv, sh
+from fresh_venvs import clean_environ, fresh_venv, lend, pip_install, sh
 
 from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API
 
@@ -48,16 +47,23 @@ def source(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def package(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its wheel."""
+    folder = tmp_path_factory.mktemp("package")
+    sh(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
+    (built,) = folder.glob("acme_first-1.0-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
 def site(
-    wheel: Path, wheelhouse: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
+    wheel: Path, wheelhouse: Path, package: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A virtual environment with both wheels; that of the tests lends torch, and comes last."""
     folder = tmp_path_factory.mktemp("last-api")
-    built(source, folder)
-    (package,) = folder.glob("acme_first-1.0-*.whl")
-    made = fresh_venv(folder / "venv", wheelhouse, "--no-compile", wheel, package)
-    (packages,) = made.glob("lib/python*/site-packages")
-    (packages / "lent.pth").write_text(sysconfig.get_paths()["purelib"])
+    made = fresh_venv(folder / "venv", wheelhouse, "--no-deps", wheel)
+    lend(made)
+    pip_install(made, wheelhouse, package)
     return made
 
 
@@ -98,25 +104,17 @@ def test_it_trains_and_is_told_what_replaces_the_old_forms(site: Path, tmp_path:
 
 
 def test_one_for_a_newer_version_is_broken_and_says_why(
-    source: Path, site: Path, tmp_path: Path
+    package: Path, site: Path, tmp_path: Path
 ) -> None:
     newer, ahead = tmp_path / "newer", PLUGIN_API + 1
-    shutil.copytree(source, newer, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    zipfile.ZipFile(package).extractall(newer)
     manifest = newer / "acme_first/rollart.yaml"
     manifest.write_text(manifest.read_text().replace("version: 1", f"version: {ahead}"))
-    (package,) = built(newer, tmp_path).glob("*.whl")
-    zipfile.ZipFile(package).extractall(tmp_path / "site")
-    env = {"PYTHONPATH": str(tmp_path / "site")}  # it hides the one that is installed
+    env = {"PYTHONPATH": str(newer)}  # it hides the one that is installed
     listed = json.loads(sh(site / "bin/rollart", "list", "--json", cwd=tmp_path, extra=env))
     (broken,) = listed["broken"]
     assert f"contract version {ahead}, this RollArt speaks 1 and 2: upgrade" in broken["reason"]
     assert "toy/FrozenLake-v1" in {e["id"] for e in listed["environments"]}
-
-
-def built(project: Path, folder: Path) -> Path:
-    """Build the wheel of a project into a folder."""
-    sh(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, project)
-    return folder
 
 
 def rollart(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
