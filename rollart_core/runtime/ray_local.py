@@ -49,6 +49,10 @@ class LocalFolder:
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             **LOOPBACK,
             "RAY_USAGE_STATS_ENABLED": "0",
+            # There is no dashboard to read them, and a process that has lost a node or the head
+            # waits half a minute at its end to send them.
+            "RAY_enable_metrics_collection": "0",
+            "RAY_task_events_report_interval_ms": "0",
             # By default actors give way to all else; ours are the work that the run waits for.
             _NICENESS: os.environ.get(_NICENESS, "0"),
         }

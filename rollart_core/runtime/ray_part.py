@@ -76,8 +76,8 @@ class RayPart:
 
     @property
     def alive(self) -> bool:
-        """True while it can be called."""
-        return self._actor is not None and self._gone is None
+        """True while it can be called: from when its process is up."""
+        return self.pid is not None and self._gone is None
 
     @property
     def ended(self) -> bool:
@@ -136,6 +136,7 @@ class RayPart:
             with contextlib.suppress(PartDied, TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self._ask(self._actor.leave)
+        if not self._gone:
             self.kill()
         if self._watching is not None:
             await asyncio.wait([self._watching], timeout=max(grace_s, 1.0))

@@ -19,6 +19,9 @@ from rollart_core.runtime.ray_cluster import read_token_anew
 CPUS_PER_NODE = 2
 STORE_BYTES = 80 << 20
 HEALTH_CHECK_S = 0.5
+"""Between two looks: a node that was killed refuses the connection, and is soon dead."""
+HEALTH_ANSWER_S = 60.0
+"""A node that lives may take this long to answer a look: all of them share one machine."""
 
 
 class SeveralNodes:
@@ -26,6 +29,7 @@ class SeveralNodes:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+        self._has_head = True
 
     @property
     def address(self) -> str:
@@ -42,9 +46,16 @@ class SeveralNodes:
 
     def kill_head(self) -> None:
         """Kill the process of the head that knows the cluster."""
+        self._has_head = False
         for info in self._cluster.head_node.all_processes["gcs_server"]:
             os.kill(info.process.pid, signal.SIGKILL)
             info.process.wait()
+
+    def end(self) -> None:
+        """End what is left; without the head no node could be asked to end itself."""
+        for node in reversed(self._cluster.list_all_nodes()):
+            with contextlib.suppress(Exception):  # what of it a test has killed already
+                self._cluster.remove_node(node, allow_graceful=self._has_head)
 
 
 @contextmanager
@@ -61,17 +72,20 @@ def several_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[SeveralNodes
             from ray.cluster_utils import Cluster
 
             read_token_anew()
-            settings = ray_local.health_settings(HEALTH_CHECK_S)
+            settings = {
+                **ray_local.health_settings(HEALTH_CHECK_S),
+                "health_check_timeout_ms": round(HEALTH_ANSWER_S * 1000),
+            }
             head = {**_node(nodes[0]), "include_dashboard": False, "_system_config": settings}
             cluster = Cluster(initialize_head=True, head_node_args=head)
+            several = SeveralNodes(cluster)
             try:
                 for resources in nodes[1:]:
-                    cluster.add_node(**_node(resources))
+                    several.add(resources)
                 cluster.wait_for_nodes()
-                yield SeveralNodes(cluster)
+                yield several
             finally:
-                with contextlib.suppress(Exception):  # what of it a test has killed already
-                    cluster.shutdown()
+                several.end()
     finally:
         read_token_anew()
         folder.remove()

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
+import socket
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from support.pace import scaled, wait_until
 
 from rollart_core.config_load import validate
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.resolve import ResolvedRun, resolve_run
+
+PLACEMENT_S: Final = scaled(300.0)
+"""For the parts of a run to find room and come up: several processes import torch at once."""
+TEST_PATHS: Final = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+"""Where an actor finds a test's own modules."""
+_BELOW_EPHEMERAL: Final = range(20_000, 32_000)
 
 POOLS = {
     "id": "static",
@@ -16,6 +28,70 @@ POOLS = {
     "engines": {"*": "gen_node"},
     "envs": {"*": "env_node"},
 }
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, and that no connection is given as its own."""
+    while True:
+        port = random.choice(_BELOW_EPHEMERAL)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def processes_with(text: bytes, *, named: str = "", besides: int = 0) -> dict[int, str]:
+    """Return the processes whose environment holds this text, with their command lines.
+
+    Args:
+        text: Such as the name of a folder.
+        named: How their command lines begin.
+        besides: A process that is not looked at; nor is this one, nor any that has ended.
+    """
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = text in (process / "environ").read_bytes()
+            zombie = (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            argv = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        other = int(process.name) not in (os.getpid(), besides)
+        if mine and other and not zombie and argv.startswith(named):
+            found[int(process.name)] = argv
+    return found
+
+
+def assert_none_left(
+    text: bytes,
+    *,
+    named: str = "",
+    besides: int = 0,
+    but: tuple[str, ...] = (),
+    limit_s: float = 60.0,
+) -> None:
+    """Assert that soon there is no such process, as :func:`processes_with` finds: a leak stays.
+
+    Args:
+        text: See there, also for ``named`` and ``besides``.
+        but: How the command lines of those begin that may stay.
+        limit_s: How long to wait, before scaling.
+    """
+    left: dict[int, str] = {}
+
+    def none_left() -> bool:
+        time.sleep(0.1)  # there are many processes to look at
+        found = processes_with(text, named=named, besides=besides)
+        left.clear()
+        left.update({pid: argv for pid, argv in found.items() if not argv.startswith(but or "\0")})
+        return not left
+
+    try:
+        wait_until(none_left, "the end of processes", limit_s=limit_s)
+    except TimeoutError:
+        raise AssertionError(f"still there: {left}") from None
 
 
 def small_run(runs_dir: Path, **changes: Any) -> ResolvedRun:
@@ -38,6 +114,8 @@ def small_run(runs_dir: Path, **changes: Any) -> ResolvedRun:
         "evaluation": {"tasks": 8, "greedy": False},
         "trackers": [],
         "stop": {"batches": 5},
+        "deadlines": {"generate_s": scaled(300), "episode_s": scaled(600)},
+        "failures": {"hang_s": scaled(300)},
         **changes,
     }
     config, problems = validate(mapping)

@@ -8,13 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import patient_ray as patient
 import pytest
+from patient_ray import patient_ray
+from ray_runs import (
+    PLACEMENT_S,
+    TEST_PATHS,
+    assert_none_left,
+    free_port,
+    processes_with,
+)
+from support.pace import scaled
 
 from rollart_core.config_runtime import RayRuntime
 from rollart_core.runtime import ray_local
@@ -26,26 +35,26 @@ from rollart_core.train.process_group import own_address
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BIN = Path(sys.executable).parent
-UP_S = 90
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+NOT_UP = "a node is not up within"
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-RUN = """
+RUN = f"""
 name: small
 mode: sync
 runtime:
   kind: ray
   num_engines: 1
-  placement_s: 120
+  placement_s: {PLACEMENT_S}
   pools:
-    - {name: train, device: H100, count: 1, resources: {GPU: 1, train: 1}, roles: [trainer]}
-    - {name: gen, device: H100, count: 2, resources: {GPU: 1, gen: 1}, roles: [engines]}
-    - {name: cores, count: 2, resources: {CPU: 1}, roles: [envs]}
-model: {kind: new, num_layers: 1, width: 32, num_heads: 1, head_dim: 32, vocab_size: 320}
-env: {id: toy/FrozenLake-v1, hint: false}
-rollout: {groups_per_batch: 2, group_size: 2, max_turns: 2, max_new_tokens: 2}
-evaluation: {tasks: 2, greedy: false}
+    - {{name: train, device: H100, count: 1, resources: {{GPU: 1, train: 1}}, roles: [trainer]}}
+    - {{name: gen, device: H100, count: 2, resources: {{GPU: 1, gen: 1}}, roles: [engines]}}
+    - {{name: cores, count: 2, resources: {{CPU: 1}}, roles: [envs]}}
+model: {{kind: new, num_layers: 1, width: 32, num_heads: 1, head_dim: 32, vocab_size: 320}}
+env: {{id: toy/FrozenLake-v1, hint: false}}
+rollout: {{groups_per_batch: 2, group_size: 2, max_turns: 2, max_new_tokens: 2}}
+evaluation: {{tasks: 2, greedy: false}}
 trackers: []
-stop: {batches: 1}
+stop: {{batches: 1}}
 """
 
 
@@ -59,35 +68,24 @@ def environment() -> Iterator[dict[str, str]]:
     """A token, a port and a short folder of the test's own; no process is left behind."""
     folder = ray_local.LocalFolder()
     (folder.path / "token").unlink()  # head.sh makes one
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
+    program = folder.path / "ray"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {patient.__file__} "$@"\n')
+    program.chmod(0o755)
     own = {
         **{"RAY_AUTH_TOKEN_PATH": str(folder.token), "TEMP_DIR": folder.temp_dir, "BLOCK": "1"},
         **{"HEAD_IP": own_address(), "PORT": str(port), "HEAD": f"{own_address()}:{port}"},
-        **{"RAY": str(BIN / "ray"), "NUM_GPUS": "4", "NUM_CPUS": "2", "OMP_NUM_THREADS": "1"},
+        **{"RAY": str(program), "NUM_GPUS": "4", "NUM_CPUS": "2", "OMP_NUM_THREADS": "1"},
     }
+    mine = str(folder.path).encode()
     try:
-        yield {**os.environ, **own}
-        assert not _left(str(folder.path))
+        with patient_ray():
+            yield {**os.environ, **own}
+        assert_none_left(mine)
     finally:
-        for pid in _left(str(folder.path)):
+        for pid in processes_with(mine):
             os.kill(pid, signal.SIGKILL)
         folder.remove()
-
-
-def _left(folder: str) -> list[int]:
-    """Return the processes whose environment names this folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mine = folder.encode() in (process / "environ").read_bytes()
-            zombie = (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            continue
-        if mine and not zombie and int(process.name) != os.getpid():
-            found.append(int(process.name))
-    return found
 
 
 def started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -101,19 +99,43 @@ def started(command: list[str], environment: dict[str, str]) -> subprocess.Popen
         said.append(line)
         if "Ray runtime started" in line:
             return process
-    raise AssertionError("".join(said))
+    raise (ConnectionError if NOT_UP in "".join(said) else AssertionError)("".join(said))
 
 
 def ended(process: subprocess.Popen[str]) -> None:
     """End a node as its script is ended, and wait for it."""
     process.terminate()
-    process.communicate(timeout=UP_S)
+    process.communicate()  # the test's timeout ends the wait
+
+
+def ran(
+    command: Sequence[str | Path], environment: Mapping[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it said.
+
+    Raises:
+        TimeoutError: If that takes too long.
+        ConnectionError: If a node of Ray's did not come up.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=scaled(480),
+        )
+    except subprocess.TimeoutExpired as e:
+        raise TimeoutError(f"{e}: {(e.stderr or b'')[-3000:]!r}") from e
+    if NOT_UP in done.stdout + done.stderr:
+        raise ConnectionError(done.stderr[-3000:])
+    return done
 
 
 def test_an_engine_over_two_gpus_sees_two_of_its_own(environment: dict[str, str]) -> None:
-    refused = subprocess.run(
-        [str(SCRIPTS / "node.sh"), "gen"], env=environment, capture_output=True, text=True
-    )
+    refused = ran([SCRIPTS / "node.sh", "gen"], environment)
     assert refused.returncode == 1
     assert "there is no token at" in refused.stderr
     head = started([str(SCRIPTS / "head.sh"), "gen"], environment)
@@ -132,10 +154,10 @@ def test_an_engine_over_two_gpus_sees_two_of_its_own(environment: dict[str, str]
 
 async def _seen(address: str) -> list[str]:
     """Return the GPUs that two parts see, each on a seat of two."""
-    cluster = RayCluster(RayRuntime(address=address, placement_s=UP_S), "seen", 2)
+    cluster = RayCluster(RayRuntime(address=address, placement_s=PLACEMENT_S), "seen", 2)
     cluster.open()
     seats = [Seat("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
-    settings = ActorSettings({}, None, [str(Path(__file__).parent)])
+    settings = ActorSettings({}, None, TEST_PATHS)
     parts = []
     try:
         assert {n.resources.get("gen") for n in cluster.nodes()} == {4.0}
@@ -172,14 +194,10 @@ def test_a_slurm_job_starts_its_cluster_and_joins_it(
         **{"SCRIPTS": str(SCRIPTS), "SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(tmp_path)},
     }
     command = ["bash", str(SCRIPTS / "slurm.sbatch"), "run.yaml", f"runs_dir={tmp_path}/runs"]
-    done = subprocess.run(
-        command, env=environment | job, cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    done = ran(command, environment | job, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert len(list((tmp_path / "runs").glob("small-*/report.json"))) == 1
-    short = subprocess.run(
-        command, env=environment | job | {"KINDS": "train"}, capture_output=True, text=True
-    )
+    short = ran(command, environment | job | {"KINDS": "train"})
     assert short.returncode == 1
     assert "KINDS has 1 words, and the job 2 nodes" in short.stderr
 
@@ -191,14 +209,11 @@ def test_the_mission_says_what_its_command_says_and_takes_all_of_it_down(
     before = set(Path("/tmp").glob("rollart-nodes-*"))
     count = "import ray, sys; ray.init('auto', log_to_driver=False); sys.exit(len(ray.nodes()))"
     mission = repo_root / "examples/mission"
-    done = subprocess.run(
-        [str(mission / "engines"), str(mission / "nodes"), sys.executable, "-c", count],
-        env=environment
-        | {"MISSION_DOCKER_HOSTS": "unix:///a,unix:///b", "MISSION_PYTHON": sys.executable}
-        | {"MISSION_PORT": environment["PORT"]},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    own = {
+        **{"MISSION_DOCKER_HOSTS": "unix:///a,unix:///b", "MISSION_PYTHON": sys.executable},
+        "MISSION_PORT": environment["PORT"],
+    }
+    command = [mission / "engines", mission / "nodes", sys.executable, "-c", count]
+    done = ran(command, environment | own)
     assert done.returncode == 4, done.stdout[-3000:] + done.stderr[-3000:]
     assert set(Path("/tmp").glob("rollart-nodes-*")) == before

@@ -6,20 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patient_ray import patient_ray
+from ray_runs import PLACEMENT_S, assert_none_left, processes_with
+from support.pace import wait_until
 
 from rollart_core.config_load import dump_yaml
 from rollart_core.runtime import ray_local
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
-WITHIN_S = 200.0
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+WITHIN_S = 240.0
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""They try for a minute to tell the head that their node is gone, and then end."""
 CONFIG = {
     "name": "local",
-    "runtime": {"kind": "ray", "num_env_workers": 2},
+    "runtime": {"kind": "ray", "num_env_workers": 2, "placement_s": PLACEMENT_S},
     "model": {
         **{"kind": "new", "num_layers": 1, "width": 32, "num_heads": 2, "num_kv_heads": 1},
         **{"head_dim": 16, "ffn_width": 64, "vocab_size": 320},
@@ -32,51 +36,51 @@ CONFIG = {
 }
 
 
-def _until(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def _folders(pid: int) -> list[Path]:
     return list(Path("/tmp").glob(f"rollart-ray-{pid}-*"))
 
 
-def _processes(token: bytes, besides: int) -> list[str]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mine = token in (process / "environ").read_bytes() and int(process.name) != besides
-            found += [(process / "cmdline").read_bytes().decode(errors="replace")] if mine else []
-        except OSError:
-            continue
-    return found
+@pytest.fixture(scope="session")
+def gone_at_the_end() -> Iterator[list[bytes]]:
+    """Texts that no process may have in its environment when all tests are over."""
+    texts: list[bytes] = []
+    yield texts
+    for text in texts:
+        assert_none_left(text, limit_s=120)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_of_it_is_left(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_of_it_is_left(
+    tmp_path: Path, number: signal.Signals, gone_at_the_end: list[bytes]
+) -> None:
     config = tmp_path / "local.yaml"
     config.write_text(dump_yaml({**CONFIG, "runs_dir": str(tmp_path / "runs")}))
     said = tmp_path / "said"
     main = "from rollart_core.cli import main; main()"
     command = [sys.executable, "-c", main, "run", str(config), "--json"]
-    with said.open("wb") as out:
+    with said.open("wb") as out, patient_ray():
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out)
     try:
-        assert _until(lambda: b"train: grpo" in said.read_bytes() or run.poll() is not None)
+        wait_until(
+            lambda: b"train: grpo" in said.read_bytes() or run.poll() is not None,
+            "the beginning of training",
+            limit_s=WITHIN_S,
+        )
         assert run.poll() is None, said.read_text()
         (folder,) = _folders(run.pid)
         token = f"RAY_AUTH_TOKEN_PATH={folder}/token".encode()
-        assert _processes(token, run.pid)
+        assert processes_with(token, besides=run.pid)
         run.send_signal(number)
-        code = run.wait(WITHIN_S)
+        code = wait_until(
+            lambda: run.poll() is not None and run.poll(), "its end", limit_s=WITHIN_S
+        )
         assert code == (130 if number is signal.SIGINT else -signal.SIGKILL)
-        assert _until(lambda: not _processes(token, run.pid)), _processes(token, run.pid)
         if number is signal.SIGKILL:
+            assert_none_left(token, besides=run.pid, but=AGENTS)
+            gone_at_the_end.append(token)
             ray_local.remove_orphans(Path("/tmp"))  # as the next run does
+        else:
+            assert_none_left(token, besides=run.pid)
         assert not _folders(run.pid)
     finally:
         run.kill()

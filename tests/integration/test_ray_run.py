@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_runs import POOLS, gradients_of, small_run, weights_of
+from patient_ray import patient_ray
+from ray_runs import (
+    PLACEMENT_S,
+    POOLS,
+    TEST_PATHS,
+    assert_none_left,
+    gradients_of,
+    small_run,
+    weights_of,
+)
+from support.pace import scaled, wait_until
 
 from rollart_core.config_runtime import RayRuntime
-from rollart_core.engine.journal_reader import read_trajectories
+from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.engine.observer import NobodyWatches
 from rollart_core.errors import ConfigError, PartDied, RollartError
 from rollart_core.runtime import ray_checks, ray_nodes
 from rollart_core.runtime.launch import launch
@@ -24,19 +36,49 @@ from rollart_core.runtime.ray_pools import Seat
 from rollart_core.runtime.ray_several import SeveralNodes, several_nodes
 
 TOKEN = "RAY_AUTH_TOKEN_PATH"
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
+KEEPS_ALL = {"id": "grpo", "zero_advantage": "keep"}
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+class SharedCluster:
+    """The cluster that the tests of this file share: started when one needs it."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._nodes: SeveralNodes | None = None
+
+    @property
+    def nodes(self) -> SeveralNodes:
+        if self._nodes is None:
+            # Without cores no worker is started before there is something for it to do.
+            nodes = [{mark: 1.0, "CPU": 0.0} for mark in ("train_node", "gen_node", "env_node")]
+            nodes[0]["train_node"] = 2.0
+            self._open.enter_context(patient_ray())
+            self._nodes = self._open.enter_context(several_nodes(nodes))
+        return self._nodes
+
+    def end(self) -> None:
+        """End it; whoever needs it next gets another one."""
+        self._nodes = None
+        self._open.close()
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[SeveralNodes]:
-    marks = ("train_node", "gen_node", "env_node")
-    with several_nodes([{mark: 2.0} for mark in marks]) as cluster:
-        yield cluster
+def shared() -> Iterator[SharedCluster]:
+    cluster = SharedCluster()
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def nodes(shared: SharedCluster) -> SeveralNodes:
+    return shared.nodes
 
 
 @pytest.fixture
 def on_ray(nodes: SeveralNodes) -> dict[str, Any]:
-    return {"runtime": {"kind": "ray", "address": nodes.address}, "mapper": POOLS}
+    runtime = {"kind": "ray", "address": nodes.address, "placement_s": PLACEMENT_S}
+    return {"runtime": runtime, "mapper": POOLS}
 
 
 class Tried:
@@ -59,6 +101,10 @@ class Tried:
         os._exit(3)
 
 
+def joining(nodes: SeveralNodes) -> RayRuntime:
+    return RayRuntime(address=nodes.address, placement_s=PLACEMENT_S)
+
+
 async def _part(cluster: RayCluster, log: Path) -> RayPart:
     seat = Seat("engine", "gen_node", {"gen_node": 1.0}, {})
     group = await cluster.reserve([seat], "PACK")
@@ -66,14 +112,13 @@ async def _part(cluster: RayCluster, log: Path) -> RayPart:
     async def berth() -> Berth:
         return Berth(seat, group, 0)
 
-    here = str(Path(__file__).parent)
-    settings = ActorSettings({"OMP_NUM_THREADS": "1"}, str(log), [here])
+    settings = ActorSettings({"OMP_NUM_THREADS": "1"}, str(log), TEST_PATHS)
     return RayPart("tried", cluster, berth, settings)
 
 
 def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_path: Path) -> None:
     async def scenario() -> None:
-        cluster = RayCluster(RayRuntime(address=nodes.address), "tried", 1)
+        cluster = RayCluster(joining(nodes), "tried", 1)
         cluster.open()
         try:
             part = await _part(cluster, tmp_path / "tried.log")
@@ -100,7 +145,7 @@ def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_p
 
 def test_a_killed_part_is_heard_of_once(nodes: SeveralNodes, tmp_path: Path) -> None:
     async def scenario() -> None:
-        cluster = RayCluster(RayRuntime(address=nodes.address), "killed", 1)
+        cluster = RayCluster(joining(nodes), "killed", 1)
         cluster.open()
         try:
             part = await _part(cluster, tmp_path / "tried.log")
@@ -109,7 +154,7 @@ def test_a_killed_part_is_heard_of_once(nodes: SeveralNodes, tmp_path: Path) -> 
             deaths: list[object] = []
             part.on_death = lambda dead: (deaths.append(dead), died.set())
             part.kill()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(scaled(60)):
                 await died.wait()
             await part.close()
             await part.close()
@@ -120,41 +165,9 @@ def test_a_killed_part_is_heard_of_once(nodes: SeveralNodes, tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_a_deterministic_run_ends_with_the_same_weights_as_inline(
-    on_ray: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    workers = {"num_env_workers": 2, "num_engines": 2}
-    on_ray["runtime"] |= workers
-    over = launch(small_run(tmp_path / "ray", **on_ray))
-    assert capfd.readouterr().out == ""  # stdout is for --json alone
-    inline = launch(small_run(tmp_path / "inline"))
-    assert (over.stop_reason, over.batches) == (inline.stop_reason, inline.batches) == ("done", 5)
-    assert gradients_of(over.run_dir) == gradients_of(inline.run_dir)
-    assert any(gradients_of(over.run_dir))  # or there was nothing to learn
-    assert weights_of(over.run_dir) == weights_of(inline.run_dir)
-    assert over.placement["trainer"] == "train_node"
-    logs = {path.name for path in (Path(over.run_dir) / "logs").iterdir()}
-    assert {"engine.log", "engine-1.log", "trainer.log", "env.log"} <= logs
-    assert not list(Path("/dev/shm").glob(f"rollart-run-*{Path(over.run_dir).name}"))
-    assert _no_actor_is_left(os.environ[TOKEN])
-
-
-def _no_actor_is_left(token: str) -> bool:
-    """Wait until no process of a cluster's actors is left; a killed one takes a moment."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not any(_is_actor(process, token) for process in Path("/proc").glob("[0-9]*")):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _is_actor(process: Path, token: str) -> bool:
-    try:
-        mine = f"RAY_AUTH_TOKEN_PATH={token}".encode() in (process / "environ").read_bytes()
-        return mine and (process / "cmdline").read_bytes().startswith(b"ray::PartActor")
-    except OSError:
-        return False
+def _assert_no_actor_is_left(token: str) -> None:
+    """Assert that no process of a cluster's actors is left; a killed one takes a moment."""
+    assert_none_left(f"RAY_AUTH_TOKEN_PATH={token}".encode(), named="ray::PartActor")
 
 
 def _other_versions(names: list[str]) -> Callable[[], dict[str, str]]:
@@ -174,10 +187,10 @@ def _other_versions(names: list[str]) -> Callable[[], dict[str, str]]:
             "pool 'big': no node of the cluster has GPU 1",
         ),
         (
-            {"pools": [{"name": "gen_node", "count": 5, "resources": {"gen_node": 1}}]},
+            {"pools": [{"name": "train_node", "count": 5, "resources": {"train_node": 1}}]},
             "5 devices are asked for, and the cluster has 2",
         ),
-        ({"num_engines": 3}, r"pool 'gen_node' has 2 device\(s\), and the run places 3 parts"),
+        ({"num_engines": 2}, r"pool 'gen_node' has 1 device\(s\), and the run places 2 parts"),
     ],
 )
 def test_what_the_cluster_has_not_is_said_before_anything_starts(
@@ -186,7 +199,7 @@ def test_what_the_cluster_has_not_is_said_before_anything_starts(
     on_ray["runtime"] |= changes
     with pytest.raises(ConfigError, match=message):
         launch(small_run(tmp_path, **on_ray))
-    assert _no_actor_is_left(os.environ[TOKEN])
+    _assert_no_actor_is_left(os.environ[TOKEN])
 
 
 def test_what_a_node_lacks_is_said_with_its_name(
@@ -236,61 +249,87 @@ def test_no_cluster_there(tmp_path: Path) -> None:
         launch(small_run(tmp_path, runtime=runtime))
 
 
-class _KillsANode:
-    """Watches a run, and kills a node in the midst of training."""
+class _KillsANode(NobodyWatches):
+    """Kills a node in the midst of training, and holds the run until the cluster knows of it."""
 
-    def __init__(self, kill: Callable[[], None]) -> None:
-        self._kill = kill
+    def __init__(self, kill: Callable[[], None], is_known: Callable[[], bool]) -> None:
+        self._kill, self._is_known = kill, is_known
         self.has_killed = False
 
-    def phase(self, name: str, detail: str = "") -> None:
-        """Not of interest."""
-
-    def progress(self, fraction: float | None, line: Any) -> None:
+    def progress(self, fraction: float | None, line: Mapping[str, Any]) -> None:
         if not self.has_killed and line.get("batch", 0) >= 2:
-            self.has_killed = True
             self._kill()
+            wait_until(self._is_known, "the end of the node")
+            self.has_killed = True
 
-    def message(self, text: str) -> None:
-        """Not of interest."""
+
+def _num_alive() -> int:
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
 
 
-def test_a_run_outlives_a_node_with_envs_and_an_engine(
-    nodes: SeveralNodes, on_ray: dict[str, Any], tmp_path: Path
+def test_a_deterministic_run_that_loses_a_node_ends_with_the_same_weights_as_inline(
+    nodes: SeveralNodes,
+    on_ray: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    more = nodes.add({"gen_node": 1.0, "env_node": 1.0})
-    on_ray["runtime"] |= {"num_env_workers": 3, "num_engines": 3}
-    inline = launch(small_run(tmp_path / "inline"))
-    watcher = _KillsANode(lambda: nodes.kill(more))
-    failures = {"max_rate": 0.9, "max_restarts": 1}
+    more = nodes.add({"gen_node": 1.0, "env_node": 1.0, "CPU": 0.0})  # one engine, one env worker
+    on_ray["runtime"] |= {"num_env_workers": 2, "num_engines": 2}
+    printed = []
+
+    def kill() -> None:
+        printed.append(capfd.readouterr().out)  # Ray itself prints that a node is gone
+        nodes.kill(more)
+
+    watcher = _KillsANode(kill, lambda: _num_alive() == 3)
+    failures = {"max_rate": 0.9, "max_restarts": 1, "hang_s": scaled(300)}
+    capfd.readouterr()
     over = launch(small_run(tmp_path / "ray", failures=failures, **on_ray), observer=watcher)
     assert watcher.has_killed
-    assert (over.stop_reason, over.batches) == ("done", 5)
+    assert printed == [""]  # stdout is for --json alone
+    inline = launch(small_run(tmp_path / "inline"))
+    assert (over.stop_reason, over.batches) == (inline.stop_reason, inline.batches) == ("done", 5)
     assert gradients_of(over.run_dir) == gradients_of(inline.run_dir)
     assert any(gradients_of(over.run_dir))  # or there was nothing to learn
     assert weights_of(over.run_dir) == weights_of(inline.run_dir)
-
-
-def test_a_cluster_that_goes_away_stops_the_run_with_a_reason(tmp_path: Path) -> None:
-    with several_nodes([{"train_node": 1.0, "gen_node": 1.0, "env_node": 1.0, "CPU": 3}]) as own:
-        token = os.environ[TOKEN]
-        runtime = {"kind": "ray", "address": own.address, "head_lost_s": 3}
-        run = small_run(tmp_path, runtime=runtime, mapper=POOLS, stop={"batches": 100_000})
-        with pytest.raises(RollartError, match=r"the head of the Ray cluster .* --resume") as e:
-            launch(run, observer=_KillsANode(own.kill_head))
-    assert not isinstance(e.value, ConfigError)
-    run_dir = next(tmp_path.iterdir())
-    assert (run_dir / "journal.db").exists()
-    assert _no_actor_is_left(token)
+    with JournalReader(Path(over.run_dir)) as journal:
+        died = {json.loads(e.payload)["part"] for e in journal.events() if e.kind == "part_died"}
+    assert "env" in died
+    assert died & {"engine", "engine-1"}
+    assert over.placement["trainer"] == "train_node"
+    logs = {path.name for path in (Path(over.run_dir) / "logs").iterdir()}
+    assert {"engine.log", "engine-1.log", "trainer.log", "env.log"} <= logs
+    assert not list(Path("/dev/shm").glob(f"rollart-run-*{Path(over.run_dir).name}"))
+    _assert_no_actor_is_left(os.environ[TOKEN])
 
 
 def test_programs_on_other_nodes_ask_the_gateway(on_ray: dict[str, Any], tmp_path: Path) -> None:
     agent = {"id": "rollart_core.testing.agents:FakeAgent", "turns": 2, "tasks": 4}
     rollout = {"groups_per_batch": 2, "group_size": 2, "max_new_tokens": 4, "max_turns": 3}
-    few = {"stop": {"batches": 2}, "algorithm": {"id": "grpo", "zero_advantage": "keep"}}
+    few = {"stop": {"batches": 2}, "algorithm": KEEPS_ALL}
     changes = {**on_ray, **few, "env": agent, "rollout": rollout, "warm_start": None}
     report = launch(small_run(tmp_path, **changes))
     assert report.ok
     found = [t for t in read_trajectories(Path(report.run_dir)) if t.failure is None]
     assert len(found) >= 8
     assert {len(t.turns) for t in found} == {2}
+
+
+def test_a_cluster_that_goes_away_stops_the_run_with_a_reason(
+    shared: SharedCluster, on_ray: dict[str, Any], tmp_path: Path
+) -> None:
+    on_ray["runtime"] |= {"head_lost_s": 3}
+    changes = {"stop": {"batches": 100_000}, "warm_start": None, "algorithm": KEEPS_ALL}
+    watcher = _KillsANode(shared.nodes.kill_head, lambda: True)
+    try:
+        with pytest.raises(RollartError, match=r"the head of the Ray cluster .* --resume") as e:
+            launch(small_run(tmp_path, **on_ray, **changes), observer=watcher)
+        token = os.environ[TOKEN]
+    finally:
+        shared.end()
+    assert not isinstance(e.value, ConfigError)
+    run_dir = next(tmp_path.iterdir())
+    assert (run_dir / "journal.db").exists()
+    _assert_no_actor_is_left(token)
