@@ -344,7 +344,7 @@ def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: 
         isolated = {**isolation("venv", folder), **more.pop("isolation", {})}
         env = {"id": "odd_env:VowelEnv", "isolation": isolated, **more}
         path = tmp_path / "run.yaml"
-        path.write_text(CONFIG.format(env=json.dumps(env), runs=tmp_path))
+        path.write_text(config(env, tmp_path))
         try:
             found = resolve_run(load_config(path), source="x.yaml", import_classes=True)
         except ConfigError as e:
