@@ -69,14 +69,17 @@ class Lane:
     roots: tuple[str, ...] = ()
 
 
-def pytest(marks: str, *paths: str, python: str = PYTHON) -> tuple[str, ...]:
+def pytest(marks: str, *more: str, python: str = PYTHON) -> tuple[str, ...]:
     """Return a command that runs the tests with these marks."""
-    return (python, "-m", "pytest", "-m", marks, *paths)
+    return (python, "-m", "pytest", "-m", marks, *more)
 
 
 SLOTS = 3
 """Lanes with real components leave a processor idle for most of the time."""
 ELSEWHERE = "gpu or ray or docker or sglang or agents or adapters or peers or nightly or bench"
+ENGINE = ("tests/docker/engine", "run")
+BENCH = ("tests/bench", "rollart_core/bench")
+"""Benchmarks are found by the files in their folder; no import names them."""
 TWO = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
 BUILD_AND_CHECK = (
     'dist=$(mktemp -d) && trap "rm -rf $dist" EXIT && '
@@ -97,7 +100,10 @@ LANES = (
     Lane("ray", (pytest("ray and not nightly"),), retries=True),
     Lane(
         "docker",
-        (("tests/docker/engine", "run", *pytest("docker and not nightly")),),
+        (
+            (*ENGINE, *pytest("docker and not nightly")),
+            (*ENGINE, *pytest("bench", "tests/bench", "-k", "sandbox or isolation or mission")),
+        ),
         needs=(WHEELS,),
         retries=True,
     ),
@@ -114,9 +120,10 @@ LANES = (
         (
             pytest("adapters", "tests/adapters", python=".venv-adapters/bin/python"),
             pytest("adapters", "tests/adapters/test_real_runs.py"),
+            pytest("bench", "tests/bench", "-k", "adapters", python=".venv-adapters/bin/python"),
         ),
         needs=(".venv-adapters/.set-up",),
-        roots=("tests/adapters",),
+        roots=("tests/adapters", *BENCH),
     ),
     Lane(
         "verifiers",
@@ -126,9 +133,12 @@ LANES = (
     ),
     Lane(
         "peers",
-        (pytest("peers", "tests/peers", python=".venv-peers/bin/python"),),
+        (
+            pytest("peers", "tests/peers", python=".venv-peers/bin/python"),
+            pytest("bench", "tests/bench", "-k", "loop", python=".venv-peers/bin/python"),
+        ),
         needs=(".venv-peers/.set-up",),
-        roots=("tests/peers",),
+        roots=("tests/peers", *BENCH),
     ),
     Lane(
         "agents",
