@@ -6,6 +6,7 @@
     .ci/run nightly         all lanes, and what is too long for every change
     .ci/run LANE ARG...     further arguments of pytest, for one lane: `.ci/run ray -k resume -x`
     .ci/run --list          the lanes
+    .ci/run --slowest FILE  all, and a table of the 50 slowest tests to a file; also before lanes
 
 Lint, types and the default tests come first: if they fail, nothing else runs. The other lanes then
 share the machine. A lane that names what it depends on is skipped if none of it has changed since
@@ -410,7 +411,13 @@ def slowest(outcomes: Sequence[Outcome], most: int = 50) -> list[str]:
     return ["| wall s | CPU s | lane | test |", "|---:|---:|---|---|", *rows]
 
 
-def execute(chosen: Sequence[Lane], arguments: Sequence[str], *, nightly: bool) -> int:
+def execute(
+    chosen: Sequence[Lane],
+    arguments: Sequence[str],
+    *,
+    nightly: bool,
+    table_path: Path | None = None,
+) -> int:
     """Run lanes and print how they ended; return the exit code."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="rollart-ci-"))
@@ -432,8 +439,8 @@ def execute(chosen: Sequence[Lane], arguments: Sequence[str], *, nightly: bool) 
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     failed = [one.lane.name for one in outcomes if not one.ok]
-    if kept := os.environ.get("ROLLART_CI_SLOWEST"):
-        Path(kept).write_text("\n".join(slowest(outcomes)) + "\n", encoding="utf-8")
+    if table_path is not None:
+        table_path.write_text("\n".join(slowest(outcomes)) + "\n", encoding="utf-8")
     print("\n".join(["", *table(outcomes)]))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
@@ -465,11 +472,14 @@ def main(arguments: Sequence[str]) -> int:
     if "--list" in arguments:
         print("\n".join(ALL))
         return 0
+    table_path = None
+    if arguments[:1] == ["--slowest"]:
+        table_path, arguments = Path(arguments[1]).absolute(), arguments[2:]
     os.chdir(ROOT)
     names = [name for name in arguments if name in ALL]
     further = list(arguments[len(names) :])
     if arguments[:1] == ["nightly"]:
-        return execute((*GATES, *NIGHTLY), (), nightly=True)
+        return execute((*GATES, *NIGHTLY), (), nightly=True, table_path=table_path)
     if arguments and (not names or list(arguments[: len(names)]) != names):
         print(f".ci/run: there is no lane {arguments[0]!r}: {', '.join(ALL)}, nightly")
         return 2
@@ -477,7 +487,7 @@ def main(arguments: Sequence[str]) -> int:
         print(".ci/run: further arguments are for one lane alone")
         return 2
     chosen = [ALL[name] for name in names] or [*GATES, *LANES]
-    return execute(chosen, further, nightly=False)
+    return execute(chosen, further, nightly=False, table_path=table_path)
 
 
 if __name__ == "__main__":
