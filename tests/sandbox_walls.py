@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from support.pace import scaled
 
 from rollart_core.errors import SandboxFailure
 from rollart_plugins.sandboxes import docker_host
@@ -23,11 +24,14 @@ from rollart_plugins.sandboxes.process import ProcessSandbox
 MIB = 1 << 20
 IMAGE = os.environ.get("ROLLART_TEST_IMAGE", "rollart-test:latest")
 """What `tests/docker/engine up` makes."""
-IN_DOCKER: dict[str, Any] = {"image": IMAGE, "pull": "never"}
+START_S = scaled(120.0)
+"""For a box to come up beside many others."""
+IN_DOCKER: dict[str, Any] = {"image": IMAGE, "pull": "never", "start_timeout_s": START_S}
+_IN_TIME = {"start_timeout_s": START_S}
 
 MAKERS: dict[str, Callable[..., AgentSandbox]] = {
-    "process": lambda **options: ProcessSandbox(trusted=True, **options),
-    "bubblewrap": BubblewrapSandbox,
+    "process": lambda **options: ProcessSandbox(**{"trusted": True, **_IN_TIME, **options}),
+    "bubblewrap": lambda **options: BubblewrapSandbox(**{**_IN_TIME, **options}),
     "docker": lambda **options: DockerSandbox(**{**IN_DOCKER, **options}),
 }
 WALLS = {wall: MAKERS[wall] for wall in ("process", "bubblewrap")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
-import socket
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +18,6 @@ PLACEMENT_S: Final = scaled(300.0)
 """For the parts of a run to find room and come up: several processes import torch at once."""
 TEST_PATHS: Final = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 """Where an actor finds a test's own modules."""
-_BELOW_EPHEMERAL: Final = range(20_000, 32_000)
 
 POOLS = {
     "id": "static",
@@ -28,18 +25,6 @@ POOLS = {
     "engines": {"*": "gen_node"},
     "envs": {"*": "env_node"},
 }
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, and that no connection is given as its own."""
-    while True:
-        port = random.choice(_BELOW_EPHEMERAL)
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def processes_with(text: bytes, *, named: str = "", besides: int = 0) -> dict[int, str]:

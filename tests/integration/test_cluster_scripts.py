@@ -20,10 +20,10 @@ from ray_runs import (
     PLACEMENT_S,
     TEST_PATHS,
     assert_none_left,
-    free_port,
     processes_with,
 )
 from support.pace import scaled
+from support.ports import free_port
 
 from rollart_core.config_runtime import RayRuntime
 from rollart_core.runtime import ray_local

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sandbox_walls import IMAGE, no_docker
+from support.pace import scaled, wait_until
+from support.ports import free_port
 
 from rollart_core import registry
 from rollart_core.contracts.reward import RewardRef, RewardRequest
@@ -67,10 +69,13 @@ def image(
     ):
         if not one.name.startswith(("torch-", "transformers-", "pip-")):
             shutil.copy(one, folder)
-    names = ("rollart-reward-base:test", "rollart-reward:test")
+    tag = uuid.uuid4().hex[:12]
+    names = (f"rollart-reward-base:{tag}", f"rollart-reward:{tag}")
     try:
         docker("build", "-q", "-t", names[0], base)
-        options = ("--build-arg", f"BASE={names[0]}", "--build-arg", "PIP_OPTIONS=--no-index")
+        # Compiling all packages would take longer than all the rest.
+        values = (f"BASE={names[0]}", "PIP_OPTIONS=--no-index --no-compile")
+        options = [word for value in values for word in ("--build-arg", value)]
         docker("build", "-q", "-t", names[1], *options, folder)
         yield names[1]
     finally:
@@ -83,9 +88,7 @@ def image(
 def served(image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a running container that serves exact-match."""
     monkeypatch.setenv("ROLLART_REWARD_TOKEN", "a token")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     variables = ("-e", "ROLLART_REWARD_TOKEN", "-e", f"PORT={port}")
     box = docker("run", "-d", "--network", "host", *variables, image, "exact-match")
     try:
@@ -97,19 +100,21 @@ def served(image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def wait_until_healthy(url: str, box: str) -> None:
     """Return when the function says that it is there."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def is_healthy() -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             assert answer.status == 200
-            return
+            return True
         assert docker("inspect", "-f", "{{.State.Running}}", box) == "true", docker("logs", box)
-        time.sleep(0.1)
-    raise AssertionError(f"it never was healthy: {docker('logs', box)}")
+        time.sleep(0.3)
+        return False
+
+    wait_until(is_healthy, "a healthy reward function", limit_s=180)
 
 
 def test_the_image_is_a_reward_function(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = RewardRef("exact-match", registry.checked_options("rewards", "exact-match", {}))
-    where = {"reward": ref, "reward_range": (0.0, 1.0), "timeout_s": 30.0, "url": served}
+    where = {"reward": ref, "reward_range": (0.0, 1.0), "timeout_s": scaled(60), "url": served}
     said = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     requests = [
         RewardRequest("g.0", "x/Y-v1", "train", 0, tuple(said), 0.0, None, context={"reference": r})
