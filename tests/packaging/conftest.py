@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,9 +30,11 @@ def tracked(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wheel(tracked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of the tracked files."""
-    out = tmp_path_factory.mktemp("wheel")
-    sh(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tracked)
-    (built,) = out.glob("*.whl")
+
+    def build(out: Path) -> None:
+        sh(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tracked)
+
+    (built,) = made_once(tmp_path_factory, "wheel", build).glob("*.whl")
     return built
 
 
@@ -45,7 +50,10 @@ def wheelhouse(repo_root: Path) -> Path:
 @pytest.fixture(scope="session")
 def fresh(wheelhouse: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and its dependencies, installed offline."""
-    return fresh_venv(tmp_path_factory.mktemp("fresh") / "venv", wheelhouse, wheel)
+    made = made_once(
+        tmp_path_factory, "fresh", lambda folder: fresh_venv(folder / "venv", wheelhouse, wheel)
+    )
+    return made / "venv"
 
 
 @pytest.fixture(scope="session")
@@ -54,4 +62,19 @@ def fresh_to_train(wheelhouse: Path, wheel: Path, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("fresh-to-train") / "venv"
     linked_venv(folder, wheel, "train", "pip", "pytest", "setuptools")
     pip_install(folder, wheelhouse, wheel)
+    return folder
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that one of this session's processes makes, and the others use."""
+    own = factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, done = shared / name, shared / f"{name}.done"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
     return folder
