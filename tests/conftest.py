@@ -16,6 +16,11 @@ from support.pace import scale_timeouts
 # Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
 # most of them.
 sys.dont_write_bytecode = False
+# Threads of OpenMP wait for one another in busy loops: beside other busy processes that takes ten
+# times as long. The models of tests are small: one thread will do, and where a run has several in a
+# part, they sleep while they wait. Set before torch is imported; what tests start inherits it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What is made while tests are collected stays for good: looking through it for garbage is in vain.
 gc.disable()
 

@@ -8,6 +8,7 @@ import torch
 from engine_models import VOCAB, make_model, save
 
 from rollart_core.errors import ConfigError
+from rollart_core.models import decoder
 from rollart_core.models.decoder import Decoder
 from rollart_core.models.kernels import load_kernels
 from rollart_core.models.loading import RunnerOptions, load_runner
@@ -74,22 +75,37 @@ def test_logits_are_those_of_transformers(folders, family, way):
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.fixture
+def threads(request):
+    """How many threads compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [2], indirect=True)
+@pytest.mark.parametrize("worth", [0, 10**9, decoder.FLOPS_WORTH_THREADS])
+@pytest.mark.parametrize("way", ["native", "torch"])
+def test_logits_of_several_threads_are_those_of_transformers(
+    folders, way, worth, threads, monkeypatch
+):
+    monkeypatch.setattr(decoder, "FLOPS_WORTH_THREADS", worth)
+    test_logits_are_those_of_transformers(folders, "qwen3", way)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
 @pytest.mark.parametrize("way", ["native fixed", "torch fixed"])
 def test_a_row_has_the_same_bits_however_it_is_computed(folders, way, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        runner = load_runner(folders["qwen3"][1], options(way))
-        rows = torch.randint(0, VOCAB, (1, 100), generator=torch.Generator().manual_seed(2))
-        rows = torch.cat((rows, rows, rows.flip(1)))
-        whole = forward(runner, rows, [(0, 0, 100)])[0]
-        chunks = [(0, 37), (37, 38), (38, 41), (41, 90), (90, 99), (99, 100)]
-        for a, b in chunks:
-            pieces = forward(runner, rows, [(2, 0, a // 3 + 1), (1, a, b)])
-        assert torch.equal(pieces[1], whole)
-    finally:
-        torch.set_num_threads(before)
+    runner = load_runner(folders["qwen3"][1], options(way))
+    rows = torch.randint(0, VOCAB, (1, 100), generator=torch.Generator().manual_seed(2))
+    rows = torch.cat((rows, rows, rows.flip(1)))
+    whole = forward(runner, rows, [(0, 0, 100)])[0]
+    chunks = [(0, 37), (37, 38), (38, 41), (41, 90), (90, 99), (99, 100)]
+    for a, b in chunks:
+        pieces = forward(runner, rows, [(2, 0, a // 3 + 1), (1, a, b)])
+    assert torch.equal(pieces[1], whole)
 
 
 def test_weights_are_swapped_whole_or_not_at_all(folders):
