@@ -35,6 +35,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from closure import Closure, fingerprint
 from dependencies import cache_folder, interpreter
@@ -411,6 +412,11 @@ def slowest(outcomes: Sequence[Outcome], most: int = 50) -> list[str]:
     return ["| wall s | CPU s | lane | test |", "|---:|---:|---|---|", *rows]
 
 
+def interrupt(number: int, frame: object) -> NoReturn:
+    """End by a signal as by Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 def execute(
     chosen: Sequence[Lane],
     arguments: Sequence[str],
@@ -422,7 +428,8 @@ def execute(
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="rollart-ci-"))
     runner = Runner(folder, full=bool(os.environ.get("FULL")) or nightly, arguments=arguments)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+        signal.signal(number, interrupt)
     try:
         gates = [lane for lane in chosen if lane in GATES]
         outcomes = runner.gates(gates)

@@ -193,7 +193,8 @@ def test_the_table_of_flaky_tests_can_be_read(repo_root: Path) -> None:
 
 def test_interrupting_ends_all_that_runs(repo_root: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, '.ci'); import lanes\n"
+        "import signal, sys; sys.path.insert(0, '.ci'); import lanes\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as in the background of a script
         "from lanes import Lane, Runner, execute\n"
         "Runner._make = lambda *_: 0\n"
         "waits = (sys.executable, '-c', 'import time, os; print(os.getpid()); time.sleep(1e6)',"
