@@ -43,8 +43,9 @@ def slow_reward(asked: Options) -> list[dict[str, object]]:
     """Return the rows of `slow-reward`.
 
     Args:
-        asked: ``short``: one round, quicker rewards, not ``mode: sync``; ``rounds`` (2) and ``batches`` (24: the
-            first and the last wait for slow scores in any mode; ``sync`` runs a third).
+        asked: ``short``: one round, quicker rewards, not ``mode: sync``; ``rounds`` (2) and
+            ``batches`` (24: the first and the last wait for slow scores in any mode; ``sync`` runs
+            a third).
     """
     rounds = asked.integer("rounds", 1 if asked.short else 2)
     work: dict[str, Any] = {
