@@ -43,8 +43,9 @@ def slow_reward(asked: Options) -> list[dict[str, object]]:
     """Return the rows of `slow-reward`.
 
     Args:
-        asked: ``short``: one round, quicker rewards; ``rounds`` (2) and ``batches`` (24: the
-            first and the last wait for slow scores in any mode; ``sync`` runs a third).
+        asked: ``short``: one round, quicker rewards, not ``mode: sync``; ``rounds`` (2) and
+            ``batches`` (24: the first and the last wait for slow scores in any mode; ``sync`` runs
+            a third).
     """
     rounds = asked.integer("rounds", 1 if asked.short else 2)
     work: dict[str, Any] = {
@@ -52,7 +53,7 @@ def slow_reward(asked: Options) -> list[dict[str, object]]:
         "reward_s": 0.4 if asked.short else REWARD_S,
         "step_s": STEP_S / 5 if asked.short else STEP_S,
     }
-    got: dict[str, list[float]] = {mode: [] for mode in MODES}
+    got: dict[str, list[float]] = {m: [] for m in MODES if m != "sync" or not asked.short}
     with model_path() as work["model_path"]:
         for number in range(1, rounds + 1):
             for mode, took in got.items():
@@ -75,10 +76,12 @@ def _slow_rows(
     )
     rows = []
     for peer, mark in (("blocking", MARK), ("sync", None)):
+        if peer not in got:
+            continue
         ratios = [a / b for a, b in zip(got[peer], got["overlapped"], strict=True)]
         rows.append(
             row(
-                f"step time, scores beside the rollout: {shape}",
+                f"step time, scores during the rollout, compared with {peer} mode: {shape}",
                 median(got["overlapped"]),
                 median(got[peer]),
                 f"{peer} mode",

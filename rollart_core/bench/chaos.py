@@ -53,7 +53,7 @@ NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2
 GROUPS_PER_BATCH, GROUP_SIZE = 3, 4
 MOST_STEPS = 1_000_000
 """A run is asked to end long before."""
-GONE_WITHIN_S = 20.0
+GONE_WITHIN_S = 60.0
 KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
 """Runtime -> what there is to kill."""
 SLOT = "slot"

@@ -63,8 +63,9 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: the small model, one round of few steps; ``rounds`` (3) and ``steps``
-            (12) otherwise; ``threads``: all cores.
+        options: ``short``: the small model, one round of few steps, one thread (several wait for
+            one another on a busy machine); ``rounds`` (3) and ``steps`` (12) otherwise;
+            ``threads``: all cores.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -76,7 +77,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     asked = Options("loop", options)
     rounds = asked.integer("rounds", 1 if asked.short else 3)
     steps = asked.integer("steps", NUM_WARM + 2 if asked.short else 12, least=NUM_WARM + 1)
-    threads = asked.integer("threads", len(os.sched_getaffinity(0)))
+    threads = asked.integer("threads", 1 if asked.short else len(os.sched_getaffinity(0)))
     require("trl", "datasets", extra="bench")
     rows: list[dict[str, object]] = []
     for name in ("0.85M",) if asked.short else MODELS:

@@ -37,7 +37,8 @@ def test_the_list_names_benchmarks_and_lanes_that_there_are() -> None:
         assert skip.bench in benchmarks()
         assert skip.lanes
         assert set(skip.lanes) <= set(LANES)
-        assert skip.says.strip()
+        assert skip.says
+        assert all(words.strip() for words in skip.says)
         assert skip.why.strip()
 
 
