@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import uuid
 import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from sandbox_walls import HELD, IMAGE, missing
+from support.fork_server import start_program
 from support.pace import scaled, until
 from support.processes import wait_gone
 
@@ -524,11 +526,13 @@ ARG BASE
 FROM ${BASE}
 COPY odd_env.py /usr/lib/python3/dist-packages/
 """
-MANIFEST = """
+BUILT = f"odd/Odd{uuid.uuid4().hex[:12]}-v3"
+"""Of this process alone: its image bears the name, and other processes build one too."""
+MANIFEST = f"""
 contract_version: 2
 licence: MIT
 environments:
-  - {id: odd/Odd-v3, entry_point: odd_env:OddEnv}
+  - {{id: {BUILT}, entry_point: odd_env:OddEnv}}
 """
 
 
@@ -547,10 +551,10 @@ BUILD = Build((), None, (f"BASE={IMAGE}",), "none")
 def test_an_image_is_built_and_an_environment_runs_in_it(tmp_path: Path) -> None:
     lines: list[str] = []
     found = find_project(str(project(tmp_path)))
-    assert found.ids == ("odd/Odd-v3",)
+    assert found.ids == (BUILT,)
     tags = build_image(found, BUILD, lines.append)
     try:
-        assert tags == ("rollart-env/odd-odd:v3",)
+        assert tags == (f"rollart-env/{BUILT.removesuffix('-v3').replace('/', '-').lower()}:v3",)
         assert any("COPY odd_env.py" in line for line in lines)
         env = registry.make(ODD, isolation={"kind": "docker", "image": tags[0]})
         try:
@@ -558,11 +562,11 @@ def test_an_image_is_built_and_an_environment_runs_in_it(tmp_path: Path) -> None
         finally:
             env.close()
         with pytest.raises(UnknownIdError, match="the box has no RollArt"):
-            registry.env_spec("odd/Odd-v3", {"isolation": "docker"})
+            registry.env_spec(BUILT, {"isolation": "docker"})
     finally:
         subprocess.run(["docker", "rmi", "-f", *tags], capture_output=True, check=True)
-    with pytest.raises(PluginError, match="`rollart build odd/Odd-v3` makes the image"):
-        registry.env_spec("odd/Odd-v3", {"isolation": {"kind": "docker", "num_seats": 2}})
+    with pytest.raises(PluginError, match=f"`rollart build {BUILT}` makes the image"):
+        registry.env_spec(BUILT, {"isolation": {"kind": "docker", "num_seats": 2}})
 
 
 @pytest.mark.docker
@@ -628,14 +632,10 @@ def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_pa
     env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_seats=2)}
     path = tmp_path / "run.yaml"
     path.write_text(config(env, tmp_path / "runs", step_s=scaled(4)))
-    done = subprocess.run(
-        [sys.executable, "-c", "from rollart_core.cli import main; main()", "run", path, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
+    run = start_program("run", str(path), "--json")
+    out, err = run.communicate()
+    assert run.returncode == 0, err[-3000:]
+    report = json.loads(out)
     assert report["train_steps"] == 4
     assert set(report["failures"]) >= {"sandbox", "timeout"}, report["failures"]
 

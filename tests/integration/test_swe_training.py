@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
+from support.fork_server import start_program
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.ledger import Ledger, live_boxes
@@ -66,11 +65,10 @@ def test_a_run_goes_on_when_its_boxes_die(
     config = {**CONFIG, "env": env, "runs_dir": str(tmp_path / "runs")}
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-c", "from rollart_core.cli import main; main()"]
     with (
         (tmp_path / "out").open("w+b") as out,
         (tmp_path / "err").open("w+b") as err,
-        subprocess.Popen([*command, "run", path, "--json"], stdout=out, stderr=err) as run,
+        start_program("run", str(path), "--json", stdout=out, stderr=err) as run,
     ):
         dead: set[str] = set()
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from sandbox_walls import IMAGE, no_bubblewrap, no_docker
+from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 from swe_repositories import shapes_task
 
 from rollart_core.boxes import loop
@@ -147,17 +147,18 @@ def test_rows_of_humanevalpack_are_sound_behind_bubblewrap(boxes, shared_dir, tm
     assert sound_rows_of_humanevalpack(slice(0, NOT_QUICK, 20), boxes, shared_dir, tmp_path) == 8
 
 
-@pytest.mark.slow
 @pytest.mark.docker
 @pytest.mark.timeout(1200)
-def test_rows_of_humanevalpack_are_sound_in_containers(shared_dir, tmp_path):
-    """Every fourth; `rollart swe validate FILE --sandbox docker` tries all, in minutes."""
+@pytest.mark.parametrize(
+    ("every", "num_rows"), [(20, 8), pytest.param(4, 40, marks=pytest.mark.nightly)]
+)
+def test_rows_of_humanevalpack_are_sound_in_containers(every, num_rows, shared_dir, tmp_path):
     if why := no_docker():
         pytest.skip(why)
-    source = box_source({"id": "docker", "image": IMAGE, "pull": "never"})
-    num_rows = sound_rows_of_humanevalpack(slice(0, NOT_QUICK, 4), source, shared_dir, tmp_path)
+    source = box_source({"id": "docker", **IN_DOCKER})
+    which = slice(0, NOT_QUICK, every)
+    assert sound_rows_of_humanevalpack(which, source, shared_dir, tmp_path) == num_rows
     loop.run(source.close())
-    assert num_rows == 40
 
 
 def sound_rows_of_humanevalpack(
