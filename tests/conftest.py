@@ -15,6 +15,8 @@ from support.pace import scale_timeouts
 # Compiled tests are kept, also where PYTHONDONTWRITEBYTECODE is set: compiling takes longer than
 # most of them.
 sys.dont_write_bytecode = False
+# Models in tests are tiny: further threads only wait for one another, and spin while they do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What is made while tests are collected stays for good: looking through it for garbage is in vain.
 gc.disable()
 
