@@ -18,7 +18,7 @@ from rollart_core.train.report import TrainStepReport
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytest.importorskip("peft", reason="peft is in rollart[lora]")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each rank imports torch anew
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KL = {"kl_coef": 0.1}  # so that the reference is there: the policy with other adapters
 NUM_TRAIN_STEPS, SAVED_AT = 6, 3

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.fork_server import start_program
+from test_run import num_trained, start, wait_for_batches
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.ledger import Ledger, live_boxes
+from rollart_core.engine.audit import audit
 from tests.sandbox_walls import HELD, IN_DOCKER, missing
 
 NUM_KILLED = 3
@@ -32,16 +33,23 @@ CONFIG = {
         "max_context_tokens": 1536,
     },
     "evaluation": {"tasks": 2, "greedy": False},
-    "stop": {"batches": 4},
+    "stop": {"batches": 100_000},
 }
 
 
 def kill_a_box(dead: set[str]) -> None:
-    """Kill all processes of one more box."""
+    """Kill all processes of one more box, if one is there.
+
+    Raises:
+        pytest.skip.Exception: If boxes have no cgroup of their own here.
+    """
     for record in loop.run(live_boxes(Ledger())):
         if record.name in dead or record.ready_at is None:
             continue
-        for folder in (*record.left.get("cgroup", ()), *record.left.get("usage", ())):
+        folders = (*record.left.get("cgroup", ()), *record.left.get("usage", ()))
+        if not folders:
+            pytest.skip("boxes have no cgroup of their own here: nothing can be killed")
+        for folder in folders:
             with contextlib.suppress(OSError):
                 for pid in Path(folder, "cgroup.procs").read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
@@ -56,6 +64,7 @@ def kill_a_box(dead: set[str]) -> None:
 def test_a_run_goes_on_when_its_boxes_die(
     wall: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is told to end once boxes were killed, one of them in an episode, and it went on."""
     if why := missing(wall):
         pytest.skip(why)
     monkeypatch.setenv("ROLLART_BOXES_DIR", str(tmp_path / "boxes"))
@@ -65,23 +74,23 @@ def test_a_run_goes_on_when_its_boxes_die(
     config = {**CONFIG, "env": env, "runs_dir": str(tmp_path / "runs")}
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(config))
-    with (
-        (tmp_path / "out").open("w+b") as out,
-        (tmp_path / "err").open("w+b") as err,
-        start_program("run", str(path), "--json", stdout=out, stderr=err) as run,
-    ):
+    run = start(path)
+    try:
+        run_dir = wait_for_batches(tmp_path / "runs", 1, run)
         dead: set[str] = set()
-        try:
-            while run.poll() is None:
-                if len(dead) < NUM_KILLED and "train: grpo" in (tmp_path / "err").read_text():
-                    kill_a_box(dead)
-                time.sleep(0.05)
-        finally:
-            run.terminate()
-    if not dead:
-        pytest.skip("boxes have no cgroup of their own here: nothing could be killed")
-    assert run.returncode == 0, (tmp_path / "err").read_text()[-3000:]
-    report = json.loads((tmp_path / "out").read_text())
-    assert report["train_steps"] == 4
+        while len(dead) < NUM_KILLED or not audit(run_dir).failures.get("sandbox"):
+            assert run.poll() is None, run.communicate()
+            kill_a_box(dead)
+            time.sleep(0.05)
+        wait_for_batches(tmp_path / "runs", num_trained(run_dir) + 1, run)
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate()
+    finally:
+        if run.poll() is None:
+            run.kill()
+            run.communicate()
+    assert run.returncode == 130, err
+    report = json.loads(out)
+    assert report["train_steps"] >= 2
     assert report["failures"].get("sandbox", 0) >= 1, report["failures"]
     assert loop.run(live_boxes(Ledger())) == []

@@ -187,12 +187,11 @@ def test_readers_in_other_processes_late_ones_too(tmp_path):
     for writer in writers.values():
         for version in (1, 2, 3):
             writer.publish(version, shifted(version).items())
-    readers = [elsewhere(_reads, str(tmp_path), version) for version in (3, 2)]
-    for process in readers:
-        process.join(90)
+    readers = [elsewhere(f"{__name__}:_reads", str(tmp_path), version) for version in (3, 2)]
+    codes = [process.wait() for process in readers]
     for writer in writers.values():
         writer.close()
-    assert [p.exitcode for p in readers] == [0, 0]
+    assert codes == [0, 0]
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

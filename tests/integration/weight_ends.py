@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable
+import importlib
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from support import fork_server
 
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.registry import build
@@ -66,8 +69,18 @@ def assert_equal(got: list[tuple[str, torch.Tensor]], shift: int = 0) -> None:
         assert torch.equal(tensor, wanted[name]), name
 
 
-def elsewhere(work: Callable[..., None], *args: Any) -> multiprocessing.process.BaseProcess:
-    """Start ``work`` in a fresh process."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
-    process.start()
-    return process
+def elsewhere(work: str, *args: object) -> fork_server.Program:
+    """Call ``"module:function"`` with plain data in a process of its own."""
+    return fork_server.start_program(
+        *(work, json.dumps(args)),
+        target="weight_ends:program",
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=1,
+        stderr=2,
+    )
+
+
+def program() -> None:
+    """Be the other process."""
+    module, _, name = sys.argv[1].partition(":")
+    getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
