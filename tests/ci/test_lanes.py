@@ -207,8 +207,9 @@ def test_interrupting_ends_all_that_runs(repo_root: Path, tmp_path: Path) -> Non
     assert process.stdout is not None
     pids: list[int] = []
     while len(pids) < 2:
-        word = process.stdout.readline().split()[-1]
-        pids += [int(word)] if word.isdigit() else []
+        line = process.stdout.readline()
+        assert line, "it ended by itself"
+        pids += [int(word) for word in line.split()[-1:] if word.isdigit()]
     process.terminate()
     rest, _ = process.communicate()
     assert process.returncode == 130

@@ -68,7 +68,6 @@ def test_each_test_has_a_line(
     )
     monkeypatch.setenv(VARIABLE, str(path))
     monkeypatch.setenv("PYTHONPATH", str(repo_root / "tests"))
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.runpytest_subprocess("--disable-plugin-autoload")
     written = map(json.loads, path.read_text().splitlines())
     lines = {line["id"].partition("::")[2]: line for line in written}

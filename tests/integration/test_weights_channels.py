@@ -212,8 +212,9 @@ def test_a_publisher_that_is_killed_leaves_only_whole_versions(kind, tmp_path):
 
 
 def test_a_run_that_was_killed_leaves_nothing_once_another_begins(kind):
-    assert _forked(_run_killed, kind) == signal.SIGKILL
-    left = list(shared_root().glob("rollart-run-*-weights-killed"))
+    name = f"killed-{os.getpid()}"  # other suites on this machine have folders of their own
+    assert _forked(_run_killed, kind, name) == signal.SIGKILL
+    left = list(shared_root().glob(f"rollart-run-*-{name}"))
     assert left
     mine = shared_folder("weights-other")
     mine.rmdir()
@@ -238,8 +239,8 @@ def _killed(kind: str, folder: str) -> None:
     channel.publish(2, shifted(2).items())
 
 
-def _run_killed(kind: str) -> None:
-    channel = end(kind, shared_folder("weights-killed") / "weights")
+def _run_killed(kind: str, name: str) -> None:
+    channel = end(kind, shared_folder(name) / "weights")
     channel.publish(1, TENSORS.items())
     os.kill(os.getpid(), signal.SIGKILL)
 

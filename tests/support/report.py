@@ -55,9 +55,10 @@ def may_retry(error: BaseException) -> bool:
 class Reporter:
     """The pytest plugin. Under xdist, workers measure and the controller writes."""
 
-    def __init__(self, path: Path) -> None:
-        """Report to a file."""
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        """Report to a file, or measure only."""
         self._path = path
+        self._writes = writes
         self._lines: dict[str, dict[str, Any]] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -81,7 +82,7 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Put the phases of a test together, and write its line after the last."""
-        if os.environ.get("PYTEST_XDIST_WORKER"):
+        if not self._writes:
             return
         line = self._lines.setdefault(
             report.nodeid, {"id": report.nodeid, "outcome": "passed", "wall_s": 0.0}
@@ -112,7 +113,8 @@ class Reporter:
 def register(config: pytest.Config) -> None:
     """Report the tests of this session, if a file is named for it."""
     if path := os.environ.get(VARIABLE):
-        config.pluginmanager.register(Reporter(Path(path)), "rollart-report")
+        reporter = Reporter(Path(path), writes=not hasattr(config, "workerinput"))
+        config.pluginmanager.register(reporter, "rollart-report")
 
 
 def _cpu_s() -> float:
