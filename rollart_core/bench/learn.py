@@ -32,7 +32,8 @@ SHORT = {
     "evaluation.tasks": 16,
     "evaluation.greedy": False,
     "warm_start.max_train_steps": 20,
-    "stop.batches": 4,
+    "rollout.groups_per_batch": 4,
+    "stop.batches": 3,
     "stop.wall_s": None,
 }
 TAKES: Final = ("short", "seeds", "config", "picture")
@@ -46,7 +47,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``seeds``: how many, from the config's own on; ``config``: a run config;
-            ``picture``: where the curves go; ``short``: FrozenLake, one seed, 4 batches; all
+            ``picture``: where the curves go; ``short``: FrozenLake, one seed, 3 batches; all
             others: keys of the config.
 
     Returns:

@@ -28,6 +28,7 @@ DETERMINISTIC = {
     **SHORT,
     "deterministic": True,
     "max_staleness": 0,
+    "stop.batches": 4,
 }
 TAKES: Final = ("short", "config")
 CONFIG: Final = True

@@ -60,7 +60,7 @@ def test_options_reach_the_run_and_its_curve_is_drawn(tmp_path, monkeypatch):
     result = learn.run(options)
     (path, first), (_, second) = asked
     assert path == "hello.yaml"
-    assert {"stop.batches=4", "trainer.lr=1"} <= set(first)
+    assert {"stop.batches=3", "trainer.lr=1"} <= set(first)
     assert (first[-1], second[-1]) == ("seed=5", "seed=6")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert result["picture"] == str(picture)
