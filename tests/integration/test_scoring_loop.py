@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from lineage_run import FakeEngines, FakeTrainer
+from support.fork_server import in_forked_process
 
 from rollart_core.bench import async_, async_rewards
 from rollart_core.config_load import validate
@@ -52,7 +53,7 @@ CONFIG: dict[str, Any] = {
     "stop": {"batches": 12},
 }
 FAULTS = {"errors": 0.1, "hangs": 0.05, "garbage": 0.02, "outage_s": [0.1, 0.5], "mean_s": 0.005}
-FAULTY_CALLS = {"error": (10, 3), "hang": (20, 7), "garbage": (50, 11)}
+FAULTY_CALLS = {"error": (10, 3), "hang": (100, 7), "garbage": (50, 11)}
 """Every so-many-th call, and the first of them."""
 QUICK = {"backoff_s": 0.01, "max_backoff_s": 0.02, "breaker": {"open_s": 0.05}}
 
@@ -260,7 +261,7 @@ def test_the_same_holds_for_a_function_behind_http(tmp_path: Path) -> None:
     async def main() -> tuple[Seats, StopRun, ScoringRoom]:
         async with function.serving():
             backend = {"id": "http", "url": f"http://127.0.0.1:{function.port}"}
-            scoring = {**QUICK, "backend": backend, "try_s": 0.5}
+            scoring = {**QUICK, "backend": backend, "try_s": 2.0}  # what is healthy answers at once
             return await phase(resolved(scoring=scoring), tmp_path, function.hear)
 
     _, stop, room = asyncio.run(main())
@@ -398,6 +399,9 @@ def test_step_times_pair_the_runs_of_a_round(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_whole_run_with_a_backend_that_fails_in_every_way() -> None:
+def test_a_whole_run_with_a_backend_that_fails_in_every_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_rewards, "in_fresh_process", in_forked_process)
     rows = async_rewards.reward_faults({"short": True, "batches": 3})
     assert [row["meets_mark"] for row in rows] == [True] * 3, rows
