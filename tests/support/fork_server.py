@@ -604,5 +604,30 @@ def start_program(
         return process
 
 
+def in_forked_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
+    """Do what ``rollart_core.bench.sides.in_fresh_process`` does, in a forked process.
+
+    Args:
+        function: ``"module:function"``; it takes one mapping and returns one, both plain JSON.
+        argument: What it is given.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    del environment["OMP_NUM_THREADS"]  # threads are the function's own business
+    target = "support.fork_server:call_side"
+    process = start_program(function, json.dumps(argument), target=target, environment=environment)
+    out, err = process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"{function} failed: {err}")
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def call_side() -> None:
+    """Be the program of one side of a benchmark."""
+    from rollart_core.bench import sides
+
+    sides._main(*sys.argv[1:])
+
+
 if __name__ == "__main__":
     _main(int(sys.argv[1]))
