@@ -260,7 +260,7 @@ def test_the_same_holds_for_a_function_behind_http(tmp_path: Path) -> None:
     async def main() -> tuple[Seats, StopRun, ScoringRoom]:
         async with function.serving():
             backend = {"id": "http", "url": f"http://127.0.0.1:{function.port}"}
-            scoring = {**QUICK, "backend": backend, "try_s": 0.5}
+            scoring = {**QUICK, "backend": backend, "try_s": 1.0, "max_tries": 10}
             return await phase(resolved(scoring=scoring), tmp_path, function.hear)
 
     _, stop, room = asyncio.run(main())
