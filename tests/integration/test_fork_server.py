@@ -72,6 +72,8 @@ def test_a_forked_part_is_as_one_that_is_started(tmp_path: Path, monkeypatch) ->
     monkeypatch.setenv("ROLLART_NEW", "here")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path / "plugins"))
+    other = program("owns_a_part")  # none of whose files are shared
+    other.stdout.readline()
     found = []
     for name in ("forked", "normal"):
         with fork_server.normally() if name == "normal" else contextlib.nullcontext():
@@ -79,6 +81,8 @@ def test_a_forked_part_is_as_one_that_is_started(tmp_path: Path, monkeypatch) ->
             found.append(with_part(lambda part: part.call("describe"), tmp_path / "log", **options))
             parent = with_part(lambda part: part.call("parent"))
             assert parent == (os.getpid() if name == "normal" else server_pid())
+    other.kill()
+    other.communicate()
     forked, normal = found
     assert forked == normal
     assert forked["environment"]["ROLLART_NEW"] == "here"

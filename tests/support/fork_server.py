@@ -433,8 +433,9 @@ class _Starter:
     """Starts the server when it is first needed."""
 
     def __init__(self) -> None:
+        # As before any test: the one that needs the server first may have changed them.
         self._environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
-        self._cwd = os.getcwd()
+        self._cwd, self._temporary = os.getcwd(), tempfile.gettempdir()
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -447,7 +448,7 @@ class _Starter:
         return Client(str(self._folder / "socket"))
 
     def _start(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="rollart-fork-"))
+        folder = Path(tempfile.mkdtemp(prefix="rollart-fork-", dir=self._temporary))
         with socket.socket(socket.AF_UNIX) as listener, (folder / "log").open("wb") as log:
             listener.bind(str(folder / "socket"))
             listener.listen(64)
@@ -612,7 +613,7 @@ def in_forked_process(function: str, argument: Mapping[str, object]) -> dict[str
         argument: What it is given.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    del environment["OMP_NUM_THREADS"]  # threads are the function's own business
+    environment.pop("OMP_NUM_THREADS", None)  # threads are the function's own business
     target = "support.fork_server:call_side"
     process = start_program(function, json.dumps(argument), target=target, environment=environment)
     out, err = process.communicate()
