@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from rollart_core.contracts.inference import GenerateRequest, GenerateResult
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +49,12 @@ class Versions:
         """``same_kv``: they differ only in what comes after the last layer's keys and values."""
         import torch
         from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         torch.manual_seed(0)
-        self._path = model_path
+        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
         base = load_file(Path(model_path) / "model.safetensors")
         self.weights: list[dict[str, torch.Tensor]] = []
         for v in range(num):
@@ -71,20 +76,59 @@ class Versions:
 
     def _logprobs(self, version: int, row: list[int], temperature: float) -> np.ndarray:
         import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
-        model.load_state_dict(self.weights[version], strict=False)
         with torch.no_grad():
-            logprobs = torch.log_softmax(model(torch.tensor([row])).logits[0] / temperature, -1)
+            output = torch.func.functional_call(
+                self._model, self.weights[version], (torch.tensor([row]),), tie_weights=True
+            )
+            logprobs = torch.log_softmax(output.logits[0] / temperature, -1)
         return logprobs[torch.arange(len(row) - 1), torch.tensor(row[1:])].numpy()
+
+
+class Traffic:
+    """Turns on an engine, each followed by another when it ends: some are always under way.
+
+    Args:
+        engine: Which.
+        num_long: Turns at once that take long.
+        long_tokens: Most tokens of those.
+
+    Attributes:
+        results: Of the turns that have ended, by the number of :func:`request`.
+    """
+
+    def __init__(self, engine: InferenceEngine, num_long: int = 7, long_tokens: int = 150) -> None:
+        self.results: dict[int, GenerateResult] = {}
+        self._engine = engine
+        self._numbers = itertools.count()
+        self._is_over = False
+        lengths = [long_tokens] * num_long + [10]
+        self._tasks = [asyncio.create_task(self._ask_on(length)) for length in lengths]
+
+    async def turn_from_now_on(self) -> None:
+        """Wait until a turn has ended that begins after this call."""
+        first = next(self._numbers)
+        while not any(number > first for number in self.results):
+            await asyncio.sleep(0.005)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+
+    async def end(self) -> dict[int, GenerateResult]:
+        """Let the turns come to their ends, and return the results of all."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        return self.results
+
+    async def _ask_on(self, num_tokens: int) -> None:
+        while not self._is_over:
+            number = next(self._numbers)
+            self.results[number] = await self._engine.generate(request(number, num_tokens))
 
 
 def request(i: int, num_tokens: int = 60, temperature: float = 0.8, **more) -> GenerateRequest:
     """The turn ``i``."""
-    prompt = [5 + i, 6, 7, 8, 9] * 4
+    prompt = [5 + i % 250, 6, 7, 8, 9 + i // 250] * 4
     name = f"t{i}#0"
     return GenerateRequest(
         f"{name}/0", prompt, num_tokens, session_id=name, temperature=temperature, **more

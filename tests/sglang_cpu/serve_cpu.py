@@ -2,8 +2,11 @@
 
 SGLang imports ``sgl_kernel`` and ``torchvision`` (GPU kernels, images) wherever it runs. Here both
 are stubs: every name in them imports, and calling one raises. This must stand at the top level of
-the main module, for the processes that the server spawns run it again. transformers must have found
-out that there is no torchvision before there is a stub of it.
+the main module, for processes that are spawned run it again. transformers must have found out that
+there is no torchvision before there is a stub of it.
+
+The server's processes are forked here, not spawned: importing SGLang takes 7 seconds of CPU time,
+and without a GPU there is nothing that a fork cannot take along.
 """
 
 import importlib.abc
@@ -60,6 +63,9 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, _Stubs())
 
 if __name__ == "__main__":
+    import multiprocessing
     import runpy
 
+    set_start_method = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: set_start_method("fork", force)
     runpy.run_module("sglang.launch_server", run_name="__main__")
