@@ -15,6 +15,12 @@ from pathlib import Path
 MARK_VARIABLE = "ROLLART_CHAOS"
 """In the environment of every process that the benchmark starts, and so of their children."""
 MEMORY = Path("/dev/shm")
+_OWNER = re.compile(r"(?:^|[^0-9A-Za-z])(\d+)(?![0-9A-Za-z])")
+"""The first whole number in the name of a file in memory: the id of the process that made it."""
+
+
+def _in_memory() -> frozenset[str]:
+    return frozenset(os.listdir(MEMORY)) if MEMORY.is_dir() else frozenset()
 
 
 @dataclass(slots=True)
@@ -24,6 +30,8 @@ class Watched:
     mark: str
     seen: set[int] = field(default_factory=set)
     """Every id that ever had the mark."""
+    in_memory_before: frozenset[str] = field(default_factory=_in_memory)
+    """What others had in shared memory; a number in its name may be the id of one of ours."""
 
     def alive(self) -> list[int]:
         """Return the ids of those that live."""
@@ -42,11 +50,9 @@ class Watched:
         return found
 
     def shared_files(self) -> list[str]:
-        """Return what lies in memory under the id of any of them."""
-        if not MEMORY.is_dir():
-            return []
-        names = sorted(os.listdir(MEMORY))
-        return [n for n in names if self.seen & {int(d) for d in re.findall(r"\d+", n)}]
+        """Return what any of them made in shared memory, and is there still."""
+        owners = {name: _OWNER.search(name) for name in _in_memory() - self.in_memory_before}
+        return sorted(n for n, owner in owners.items() if owner and int(owner[1]) in self.seen)
 
 
 def with_variable(name: str, value: str) -> list[int]:

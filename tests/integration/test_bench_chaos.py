@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.pace import wait_until
 
-from rollart_core.bench import chaos, chaos_run
+from rollart_core.bench import chaos, chaos_run, chaos_victims
 from rollart_core.bench.chaos_run import INTERRUPTED, ROLES, AttackedRun, Kill, planned
 from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
 from rollart_core.errors import RollartError, UserError
@@ -54,6 +54,26 @@ def test_processes_are_found_by_mark_and_parts_by_their_log(tmp_path: Path):
         child.communicate()
     assert watched.alive() == []
     assert watched.seen == {child.pid}
+
+
+def test_files_in_shared_memory_are_found_by_the_process_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chaos_victims, "MEMORY", tmp_path)
+    (tmp_path / "rollart-run-4113-old").touch()
+    watched = Watched("no mark")
+    watched.seen = {15, 4113, 2236}
+    for name in (
+        "rollart-run-4113-chaos-20261123-102236",
+        "torch_2236_77_0",
+        "rollart-run-99-others-20261123-004113",  # the time of day is no process
+        "sglang_loads_15c6b4a9383d_2236ddc.shm",
+        "sem.mp-1elo7xip",
+    ):
+        (tmp_path / name).touch()
+    assert watched.shared_files() == ["rollart-run-4113-chaos-20261123-102236", "torch_2236_77_0"]
+    monkeypatch.setattr(chaos_victims, "MEMORY", tmp_path / "nowhere")
+    assert Watched("no mark").shared_files() == []
 
 
 class _Attacked(AttackedRun):

@@ -21,8 +21,6 @@ from rollart_core.types import Sample
 from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.sglang_weights import model_folder
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def mixture() -> Any:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

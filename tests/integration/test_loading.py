@@ -23,8 +23,6 @@ from rollart_core.train import recipes as recipes_module
 from rollart_core.train.loading import empty_model, load_model
 from rollart_core.train.recipes import Unfit, recipes
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def filled(path: str, num_ranks: int) -> nn.Module:
     """Fill a model without content, the rows of one rank after the other."""
