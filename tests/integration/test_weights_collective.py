@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.pace import scaled
+from support.pace import scaled, wait_until
 from weight_ends import TENSORS, assert_equal, assert_holds, elsewhere, end, shifted
 
 from rollart_plugins.weights import group
@@ -83,6 +83,21 @@ def test_a_new_engine_gets_a_new_group(ends):
     for got in at_once([first, late], 2):
         assert_equal(got, 2)
     assert first._group.member.name != before.name
+
+
+def test_an_engine_that_leaves_is_not_waited_for(ends):
+    writer, stays, leaves = ends(gather_s=LIMIT_S), ends(), ends()
+    writer.publish(1, TENSORS.items())
+    assert (stays.newest(), leaves.newest()) == (1, 1)  # both are connected
+    got = []
+    asks = threading.Thread(target=lambda: got.extend(stays.fetch(1)))
+    asks.start()
+    gathering = wait_until(lambda: writer._hub._gathering, "the first engine's question")
+    assert not gathering.complete.is_set()
+    leaves.close()
+    asks.join()
+    assert_equal(got, 0)
+    assert gathering.complete.is_set()  # it did not end by its time
 
 
 def big() -> dict[str, torch.Tensor]:

@@ -191,11 +191,11 @@ def test_requests_wait_for_a_paused_server_and_are_aborted_without_it(url, model
     async def main():
         async with engine_at(url, model) as engine:
             num_held, turns = 0, []
-            while not num_held:
+            while num_held < 2:
                 turns = await begun(engine, 20, 6)
                 await engine.pause()
                 num_held = (await engine.stats()).num_running
-                if not num_held:  # all had ended
+                if num_held < 2:  # the others had ended
                     await engine.resume()
             waiting = asyncio.create_task(engine.generate(request(30, 4)))
             for _ in range(20):
@@ -205,7 +205,9 @@ def test_requests_wait_for_a_paused_server_and_are_aborted_without_it(url, model
                 assert not waiting.done()
             await engine.abort([request(20 + i).request_id for i in range(6)])
             ended = [(await turn).finish_reason for turn in turns]
-            assert ended.count("abort") >= num_held
+            # A last token that was sampled before the pause may be delivered after it.
+            assert "abort" in ended
+            assert set(ended) <= {"abort", "stop", "length"}
             assert not waiting.done()
             await engine.resume()
             assert len((await waiting).token_ids) <= 4

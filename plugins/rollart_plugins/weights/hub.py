@@ -162,6 +162,7 @@ class Hub:
         finally:
             with self._lock:
                 self._guests.pop(guest.name, None)
+                self._end_gathering()
             _hang_up(connection)
             self._threads.discard(threading.current_thread())
 
@@ -200,8 +201,7 @@ class Hub:
             if gathering is None or is_first:
                 gathering = self._gathering = _Gathering(version)
             gathering.guests.append(guest)
-            if len(gathering.guests) == len(self._guests):
-                gathering.complete.set()
+            self._end_gathering()
         if not is_first:
             gathering.done.wait()
             return
@@ -211,6 +211,13 @@ class Hub:
                 self._broadcast(gathering)
         finally:
             gathering.done.set()
+
+    def _end_gathering(self) -> None:
+        """Wait for no more engines once all that are connected have asked; called with the lock."""
+        if self._gathering is not None:
+            asked = {guest.name for guest in self._gathering.guests}
+            if asked >= self._guests.keys():
+                self._gathering.complete.set()
 
     def _broadcast(self, gathering: _Gathering) -> None:
         with self._lock:
