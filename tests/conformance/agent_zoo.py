@@ -259,8 +259,10 @@ class LeavesThePrograms(Good):
 
 class LeavesABox(Good):
     async def prepare(self, **kwargs):
-        for left in [thing for thing in zoo.LEFT_OPEN if isinstance(thing, zoo.LeftBox)]:
+        earlier = [thing for thing in zoo.LEFT_OPEN if isinstance(thing, zoo.LeftBox)]
+        for left in earlier:  # all of them before the first await: another instance prepares too
             zoo.LEFT_OPEN.remove(left)
+        for left in earlier:
             await asyncio.to_thread(left.close)
         boxes = BoxSource("zoo:PlainBox")
         box = await asyncio.to_thread(lambda: loop.run(boxes.take()))
