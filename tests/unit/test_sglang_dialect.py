@@ -1,10 +1,14 @@
+import asyncio
+
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.types import TokenSpan
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.sglang import SGLangEngine
+from rollart_plugins.engines.sglang_checks import ModelFacts
 from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import launch_argv
 
@@ -70,6 +74,58 @@ def test_an_aborted_answer_has_what_there_was():
     refused = {"type": "abort", "message": "input too long", "status_code": 400}
     with pytest.raises(InferenceFailure, match="input too long"):
         result(answer(num=0, finish_reason=refused))
+
+
+class ScriptedServer:
+    """Answers every generation with ``said``."""
+
+    def __init__(self, said: object) -> None:
+        self._said = said
+
+    async def post(self, path: str, body: object, *, limit_s: float | None = None) -> object:
+        assert path == dialect.GENERATE
+        return self._said
+
+
+def generated_by(said: object) -> tuple[GenerateResult, SGLangEngine]:
+    """Let an engine generate on a server that answers so."""
+
+    async def main() -> tuple[GenerateResult, SGLangEngine]:
+        engine = SGLangEngine(model_path="none", url=["http://a:1"])
+        engine._facts, engine._versions = ModelFacts(vocab_size=100), dict(TAGS)
+        engine._client, engine._road = ScriptedServer(said), object()
+        engine._death = asyncio.get_running_loop().create_future()
+        engine._open = asyncio.Event()
+        engine._open.set()
+        return await engine.generate(GenerateRequest("t0#0/0", [1] * 9, 4)), engine
+
+    return asyncio.run(main())
+
+
+def test_a_request_that_was_aborted_while_it_waited_has_read_nothing():
+    gone = {"type": "abort", "message": "Abort in waiting queue", "status_code": 503}
+    # The whole of what a server says of a request that it never scheduled.
+    meta = {"id": "t0#0/0~0", "finish_reason": gone, "weight_version": "0/a", "e2e_latency": 0.1}
+    result, engine = generated_by({"text": "", "output_ids": [], "meta_info": meta})
+    assert (result.token_ids, result.spans, result.finish_reason) == ([], (), "abort")
+    assert (engine._prefill_tokens, engine._cached_tokens, engine._decode_tokens) == (0, 0, 0)
+
+
+def test_what_a_server_computed_and_had_cached_is_counted():
+    result, engine = generated_by(answer(("0/a", 0, 4)))
+    assert result.finish_reason == "length"
+    assert (engine._prefill_tokens, engine._cached_tokens, engine._decode_tokens) == (1, 8, 4)
+
+
+@pytest.mark.parametrize("said", [None, "busy", {}, {"meta_info": None}, [answer()]])
+def test_an_answer_of_another_shape_is_a_failure_of_inference(said):
+    with pytest.raises(InferenceFailure, match="it has no meta_info"):
+        generated_by(said)
+
+
+def test_counts_that_are_no_numbers_are_a_failure_of_inference():
+    with pytest.raises(InferenceFailure, match="the SGLang server's answer: "):
+        generated_by(answer(("0/a", 0, 4), prompt_tokens=["9"]))
 
 
 def test_every_sampling_parameter_is_given_so_that_no_default_has_a_say():

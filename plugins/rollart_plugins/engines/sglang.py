@@ -298,7 +298,7 @@ class SGLangEngine(InferenceEngine):
         self._flights[request.request_id] = flight
         try:
             answer = await self._or_death(self._answer(body), ended)
-            if answer is None:
+            if answer is None and ended.done():
                 return GenerateResult([], [], (), "abort")
             return self._result(answer, flight)
         except asyncio.CancelledError:
@@ -313,8 +313,8 @@ class SGLangEngine(InferenceEngine):
         await self._open.wait()
         return await self._ready().post(dialect.GENERATE, body, limit_s=None)
 
-    def _result(self, answer: dialect.Json, flight: _Flight) -> GenerateResult:
-        cached = int(answer["meta_info"].get("cached_tokens") or 0)
+    def _result(self, answer: Any, flight: _Flight) -> GenerateResult:
+        computed, cached = dialect.num_read(answer)
         first: dialect.KvOrigin = "fresh"
         is_late = flight.num_swaps < self._num_swaps and dialect.num_spans(answer) == 1
         if self._keep_kv and (is_late or (cached and flight.num_swaps > 1)):
@@ -322,7 +322,7 @@ class SGLangEngine(InferenceEngine):
         later: dialect.KvOrigin = "kept" if self._keep_kv else "recomputed"
         result = dialect.generate_result(answer, self._versions, (first, later))
         self._cached_tokens += cached
-        self._prefill_tokens += int(answer["meta_info"]["prompt_tokens"]) - cached
+        self._prefill_tokens += computed
         self._decode_tokens += len(result.token_ids)
         return result
 

@@ -117,9 +117,26 @@ def generate_result(
     return GenerateResult(token_ids, logprobs, spans, reason, num_cached)
 
 
-def num_spans(answer: Json) -> int:
-    """Return how many spans of weights an answer tells of."""
-    return len(answer["meta_info"].get("weight_versions") or ())
+def num_spans(answer: Any) -> int:
+    """Return how many spans of weights an answer names."""
+    return len(_meta(answer).get("weight_versions") or ())
+
+
+def num_read(answer: Any) -> tuple[int, int]:
+    """Return how many tokens of its prompt a server computed, and how many it had cached.
+
+    Both are 0 for a request that was aborted while it waited: its ``meta_info`` lacks the counts.
+
+    Raises:
+        InferenceFailure: When the answer has no ``meta_info``, or its counts are no numbers.
+    """
+    meta = _meta(answer)
+    try:
+        cached = int(meta.get("cached_tokens") or 0)
+        prompt = int(meta.get("prompt_tokens") or cached)
+    except (TypeError, ValueError) as e:
+        raise _odd(f"{type(e).__name__}: {e}") from e
+    return max(prompt - cached, 0), cached
 
 
 def load_of(said: Any) -> tuple[int, int, float]:
@@ -128,6 +145,13 @@ def load_of(said: Any) -> tuple[int, int, float]:
     running = sum(int(one["num_running_reqs"]) for one in loads)
     waiting = sum(int(one["num_waiting_reqs"]) for one in loads)
     return running, waiting, max((float(one["token_usage"]) for one in loads), default=0.0)
+
+
+def _meta(answer: Any) -> Json:
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(meta, dict):
+        raise _odd("it has no meta_info")
+    return meta
 
 
 def _reason(said: Any) -> FinishReason:
