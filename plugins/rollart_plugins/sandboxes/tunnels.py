@@ -74,6 +74,8 @@ class Tunnels:
             if op == "data" and number in self._programs:
                 self._programs[number].take(body)
         elif op == "open":
+            if number in self._tunnels:
+                raise ValueError(f"stream {number} is opened twice")
             target = self._targets[header["forward"]]
             self._tunnels[number] = _Tunnel(number, target, self._send, self._over)
         elif number in self._tunnels:
@@ -112,13 +114,14 @@ class _Tunnel:
     ) -> None:
         self._number = number
         self._send = send
-        self._over = over
         self._to_target: asyncio.Queue[bytes] = asyncio.Queue()
         self._credit = WINDOW
         self._held = 0
         self._has_credit = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(target))
+        # Not in the task: one that is cancelled before its first step never executes any of it.
+        self._task.add_done_callback(lambda _: over(number))
 
     def take(self, op: str, count: int, body: bytes) -> None:
         if op == "data":
@@ -144,8 +147,14 @@ class _Tunnel:
         if isinstance(target, tuple):
             return await asyncio.open_connection(*target)
         ours, theirs = socket.socketpair()
-        served = await asyncio.open_connection(sock=theirs)
+        try:
+            served = await asyncio.open_connection(sock=theirs)
+        except BaseException:  # asyncio has closed `theirs`
+            ours.close()
+            raise
         self._serving = asyncio.create_task(target(*served))
+        # Not in `target`, which may be cancelled before its first step.
+        self._serving.add_done_callback(lambda _: served[1].close())
         return await asyncio.open_connection(sock=ours)
 
     async def _run(self, target: Target) -> None:
@@ -158,7 +167,6 @@ class _Tunnel:
         except (OSError, ExceptionGroup):
             self._tell("reset")
         finally:
-            self._over(self._number)
             if writer is not None:
                 writer.close()
             if self._serving is not None:
