@@ -89,6 +89,13 @@ def owns_a_part() -> None:
     asyncio.run(main())
 
 
+def waits() -> None:
+    """Say which process this is, and wait until it is killed."""
+    print(os.getpid(), flush=True)
+    while True:
+        signal.pause()
+
+
 def serves_with_threads() -> None:
     """Be a fork server that something has started a thread in."""
     from support import fork_server

@@ -185,6 +185,39 @@ def test_a_server_with_threads_refuses_to_fork(tmp_path: Path) -> None:
                 client.fork(request, 1, 2)
 
 
+def test_no_program_outlives_a_server_that_is_killed() -> None:
+    program_of_tests = """
+import os, signal, sys
+from support import fork_server
+fork_server.PRELOADED = ()
+fork_server.install()
+program = fork_server.start_program(target="forked_programs:waits")
+print(program.stdout.readline(), end="", flush=True)
+sys.stdin.readline()
+os.kill(fork_server._starter.pid, signal.SIGKILL)
+assert program.wait() == -signal.SIGKILL
+os._exit(0)
+"""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", program_of_tests],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as tests:
+        assert tests.stdin is not None
+        assert tests.stdout is not None
+        pid = int(tests.stdout.readline())
+        its_end = ended(pid)
+        tests.stdin.close()
+        has_ended = its_end()
+        if not has_ended:
+            os.kill(pid, signal.SIGKILL)
+        assert has_ended, "the program outlived the server"
+    assert tests.returncode == 0
+
+
 def test_the_server_ends_with_the_tests_and_its_processes_with_it() -> None:
     program_of_tests = f"""
 import asyncio, sys

@@ -8,7 +8,7 @@ parts are forked as well.
 A forked process is as a new one: it has the environment, the working directory, the module path
 and the standard streams that its client asks for, and no other file of the server. It differs in
 three ways: hashes of strings are seeded as in the server, numpy's own linear algebra has one
-thread, and its parent is the server. It is killed when its client is gone.
+thread, and its parent is the server. It is killed when its client or the server is gone.
 
 The server has one thread and has executed no torch operation when it forks; it refuses to fork
 otherwise. Tests marked ``starts_normally`` start processes as a run outside of tests does, and so
@@ -126,6 +126,9 @@ class Job:
 
     def run(self) -> None:
         """Become as a new process, and do it."""
+        from rollart_core.runtime.host import die_with_parent
+
+        die_with_parent(self.server_pid)  # a server that is killed kills nothing itself
         self._become_new()
         if self.request.target == PART:
             from rollart_core.runtime.child import main
