@@ -162,7 +162,7 @@ class Controller:
         self._idle_since = time.perf_counter()
 
     async def run(self, started: RunStarted) -> StopRun:
-        """Run until the scheduler says stop.
+        """Run until the scheduler says stop and the engines hold the newest version.
 
         Raises:
             Exception: When a part other than an environment failed for good; all tasks of the run
@@ -179,6 +179,8 @@ class Controller:
                 if isinstance(event, BaseException):
                     raise event
                 self._handle(event)
+            await self._end_episodes()
+            await self._finish_loading()
             return self._stopped
         finally:
             if timer is not None:
@@ -312,6 +314,20 @@ class Controller:
             self._parts.recorder.swapped(swaps)
             self._events.put_nowait(WeightsLoaded(loaded))
 
+    async def _finish_loading(self) -> None:
+        """Wait until the engines hold the newest version: they are evaluated with it.
+
+        Raises:
+            Exception: When they cannot load it, or a part that they need for it is lost.
+        """
+        if self._loading is None:
+            return
+        while not self._loading.done():
+            event = await self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+        self._loading.result()
+
     # Beginning and end
 
     def _stop_later(self) -> asyncio.TimerHandle | None:
@@ -329,13 +345,20 @@ class Controller:
 
     def _check(self, task: asyncio.Task[None]) -> None:
         """Carry an error no episode may have into the loop, where it ends the run."""
+        if self._stopped is not None and task is not self._loading:
+            return  # of an episode that was cancelled at the end
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(error)
 
     async def _end_everything(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._end_episodes(), *self._tasks, return_exceptions=True)
+
+    async def _end_episodes(self) -> None:
         for ticket_id in list(self._expiries):
             self._forget_expiry(ticket_id)
-        tasks = [*self._episodes.values(), *self._tasks]
+        tasks = list(self._episodes.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
