@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,6 +16,8 @@ import pytest
 from aiohttp import web
 from marks_reward import MISBEHAVE, Marks, Rank
 from sandbox_walls import no_bubblewrap
+from support.pace import scaled
+from support.ports import free_port
 
 from rollart_core import registry
 from rollart_core.contracts.reward import (
@@ -36,6 +37,7 @@ from rollart_plugins.serverless.local_lambda import FunctionSettings, LocalLambd
 from rollart_plugins.serverless.serve import Listening, serve
 
 TOKEN = "a-token-of-this-test"
+PORTS_TRIED = 5
 SLOW = pytest.mark.slow
 WAYS = [
     "inline",
@@ -118,31 +120,35 @@ async def on_fc(ref: RewardRef) -> AsyncIterator[dict[str, Any]]:
 async def framework(ref: RewardRef) -> AsyncIterator[dict[str, Any]]:
     """Serve it by the functions-framework that Google's platforms run."""
     pytest.importorskip("functions_framework")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "functions_framework", "--host", "127.0.0.1", "--port", str(port)),
-        *("--source", google_function.__file__, "--target", "score"),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "ROLLART_REWARD": ref.id,
-            "ROLLART_REWARD_OPTIONS": json.dumps(dict(ref.options)),
-        },
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        await listening(port, process)
-        yield {"url": f"http://127.0.0.1:{port}", "token_env": "ROLLART_REWARD_TOKEN"}
-    finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+    for _ in range(PORTS_TRIED):
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "functions_framework"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--source", google_function.__file__, "--target", "score"),
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "ROLLART_REWARD": ref.id,
+                "ROLLART_REWARD_OPTIONS": json.dumps(dict(ref.options)),
+            },
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            if await listening(port, process):
+                yield {"url": f"http://127.0.0.1:{port}", "token_env": "ROLLART_REWARD_TOKEN"}
+                return
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+    pytest.fail(f"it ended {PORTS_TRIED} times before it listened, last with {process.returncode}")
 
 
-async def listening(port: int, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(120):
+async def listening(port: int, process: asyncio.subprocess.Process) -> bool:
+    """Wait until a process listens; False if it ends, as when another one has taken the port."""
+    async with asyncio.timeout(scaled(120)):
         while process.returncode is None:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -151,8 +157,8 @@ async def listening(port: int, process: asyncio.subprocess.Process) -> None:
             else:
                 writer.close()
                 await writer.wait_closed()
-                return
-    pytest.fail(f"it ended with {process.returncode}")
+                return process.returncode is None
+    return False
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ class Run:
             recorder=self.recorder,
             trainer=FakeTrainer(rng),
             engines=self,
-            run_episode=episodes(self, rng, 0.0),  # type: ignore[arg-type]
+            run_episode=episodes(self, rng, 0.0),
             source=TaskSource(ENV, "train", 37, 0),
         )
         self.phase = TrainPhase(resolve_run(config), parts)
@@ -55,11 +55,11 @@ class Run:
         decided = self.recorder.decided
 
         def notice(action: object) -> None:
-            decided(action)  # type: ignore[arg-type]
+            decided(action)
             if isinstance(action, StopRun):
                 self.stopped.set()
 
-        self.recorder.decided = notice  # type: ignore[method-assign]
+        self.recorder.decided = notice
         try:
             await self.phase.prepare(None)
             return await self.phase.execute(None)
