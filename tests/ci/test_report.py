@@ -1,4 +1,4 @@
-"""The record of each test, and which failures may be retried."""
+"""The record of each test."""
 
 from __future__ import annotations
 
@@ -6,38 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.report import VARIABLE, may_retry
-
-from rollart_core.errors import ClusterLost, PartDied
+from support.report import VARIABLE
 
 pytest_plugins = ["pytester"]
-
-
-def caused(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        (TimeoutError("late"), True),
-        (ConnectionRefusedError("nobody"), True),
-        (ClusterLost("gone"), True),
-        (pytest.fail.Exception("Timeout (>120.0s) from pytest-timeout."), True),
-        (pytest.fail.Exception("it differs"), False),
-        (AssertionError("1 != 2"), False),
-        (PartDied("signal SIGSEGV"), False),
-        (ResourceWarning("a socket was left open"), False),
-        (caused(TimeoutError("late"), AssertionError("1 != 2")), False),
-        (ExceptionGroup("two", [TimeoutError(), TimeoutError()]), True),
-        (ExceptionGroup("two", [TimeoutError(), ValueError()]), False),
-    ],
-)
-def test_only_failures_of_time_and_availability_may_be_retried(
-    error: BaseException, again: bool
-) -> None:
-    assert may_retry(error) is again
 
 
 def test_each_test_has_a_line(

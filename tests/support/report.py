@@ -4,8 +4,7 @@ If ``ROLLART_TEST_REPORT`` names a file, each test that ends adds one line of JS
 ``outcome`` (passed, failed, skipped), ``wall_s``, ``cpu_s`` (of the process, and of its children
 that were waited for), ``reason`` of a failure, and ``may_retry``.
 
-A failure may be retried only if it is one of time or of availability: a timeout, a refused
-connection, a lost cluster. A crash, a leak or a wrong result is never retried.
+A failure may be retried only if it is one of time or of availability (``support/retries.py``).
 """
 
 from __future__ import annotations
@@ -20,36 +19,13 @@ from typing import Any, Final
 
 import pytest
 
-VARIABLE: Final = "ROLLART_TEST_REPORT"
-OF_AVAILABILITY: Final = frozenset(
-    {
-        "rollart_core.errors.ClusterLost",
-        "rollart_core.errors.DeadlineFailure",
-        "ray.exceptions.ActorUnavailableError",
-        "ray.exceptions.NodeDiedError",
-        "ray.exceptions.RpcError",
-    }
-)
-"""Errors by which a part of the machine was too slow or gone, besides Python's own."""
+from support.retries import may_retry
 
+VARIABLE: Final = "ROLLART_TEST_REPORT"
 _CPU_S: Final = "cpu_s"
 _MAY_RETRY: Final = "may_retry"
 _REASON: Final = "reason"
 _began: Final = pytest.StashKey[float]()
-
-
-def may_retry(error: BaseException) -> bool:
-    """Return whether an error, and all that caused it, are of time or of availability."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(may_retry(one) for one in error.exceptions)
-    if error.__cause__ is not None and not may_retry(error.__cause__):
-        return False
-    if isinstance(error, TimeoutError | ConnectionError):
-        return True
-    if isinstance(error, pytest.fail.Exception):
-        return str(error.msg).startswith("Timeout (>")  # pytest-timeout's
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    return not names.isdisjoint(OF_AVAILABILITY)
 
 
 class Reporter:
