@@ -45,7 +45,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ".venv/bin/python"
 DEV = ".venv/.set-up-to-test"
 WHEELS = ".wheelhouse/.complete-to-train"
+AGENTS = ".venv-agents/.set-up"
 MOST_FLAKY = 3
+COMMAND = "command"
+"""Key of a test's line: the number of the command of its lane that ran it."""
 GRACE_S = 60
 """How long lanes have to end after Ctrl-C, before they are killed."""
 
@@ -61,6 +64,7 @@ class Lane:
         slots: How many of the machine's slots it takes.
         retries: Whether failures of time or availability run once more.
         roots: Files and folders it depends on, with all they import. Empty: it always runs.
+        variables: Environment variables of its commands, such as ``NAME=value``.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Lane:
     slots: int = 1
     retries: bool = False
     roots: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 def pytest(marks: str, *more: str, python: str = PYTHON) -> tuple[str, ...]:
@@ -144,14 +149,27 @@ LANES = (
     ),
     Lane(
         "agents",
-        (pytest("agents", "tests/agents"),),
-        needs=(".venv-agents/.set-up",),
+        (pytest("agents and not nightly", "tests/agents"),),
+        needs=(AGENTS,),
         roots=("tests/agents", "examples/mini_swe_agent", "examples/openai_agent"),
     ),
 )
 ON_REQUEST = (
-    Lane("long", ((*pytest("nightly"), *TWO),), needs=(WHEELS,), slots=2),
-    Lane("properties", ((*pytest("hypothesis"), *TWO),), slots=2),
+    Lane(
+        "long",
+        (
+            (*pytest("nightly and not docker"), *TWO),
+            (*ENGINE, *pytest("nightly and docker")),  # one after another: they count containers
+        ),
+        needs=(WHEELS, AGENTS),
+        slots=2,
+    ),
+    Lane(
+        "properties",
+        ((*pytest("hypothesis"), *TWO),),
+        slots=2,
+        variables=("ROLLART_TEST_EXAMPLES=random",),
+    ),
     Lane("dist", (("bash", "-c", BUILD_AND_CHECK),)),
 )
 """They run in ``.ci/run nightly``, or by their names."""
@@ -170,7 +188,7 @@ class Outcome:
         wall_s: From its start, setting up included.
         cpu_s: Of all its processes that were waited for.
         tests: The line of each test (``tests/support/report.py``).
-        again: Tests that may run once more.
+        again: Tests that may run once more, each with the number of its command.
     """
 
     lane: Lane
@@ -179,7 +197,7 @@ class Outcome:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     tests: list[dict[str, object]] = field(default_factory=list)
-    again: list[str] = field(default_factory=list)
+    again: list[tuple[int, str]] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
         """Return how many tests ended so."""
@@ -236,7 +254,7 @@ class Runner:
         for outcome in outcomes:
             if not outcome.again:
                 continue
-            passed = [test for test in outcome.again if self._once_more(outcome.lane, test)]
+            passed = [name for at, name in outcome.again if self._once_more(outcome.lane, at, name)]
             flaky += passed
             if len(passed) == len(outcome.again):
                 outcome.ok, outcome.note = True, f"{len(passed)} flaky"
@@ -281,12 +299,10 @@ class Runner:
             say(lane.name, f"skipped: {outcome.note} (FULL=1 runs it)")
             return outcome
         say(lane.name, "begins")
-        report = self._folder / f"{lane.name}.jsonl"
         codes = [self._make(lane, outcome)]
         if codes == [0]:
-            codes = [self._execute(lane, command, report, outcome) for command in lane.commands]
+            codes = [self._command(number, outcome) for number in range(len(lane.commands))]
         outcome.wall_s = time.monotonic() - began
-        outcome.tests = read_report(report)
         outcome.ok = not any(codes)
         if not outcome.ok:
             outcome.note = f"exit code {next(filter(None, codes))}"
@@ -296,6 +312,13 @@ class Runner:
             stamp.touch()
         say(lane.name, f"{'passed' if outcome.ok else 'FAILED'} after {outcome.wall_s:.0f} s")
         return outcome
+
+    def _command(self, number: int, outcome: Outcome) -> int:
+        """Run a command of a lane and note its tests; return its exit code."""
+        report = self._folder / f"{outcome.lane.name}-{number}.jsonl"
+        code = self._execute(outcome.lane, outcome.lane.commands[number], report, outcome)
+        outcome.tests += [{**line, COMMAND: number} for line in read_report(report)]
+        return code
 
     def _make(self, lane: Lane, outcome: Outcome) -> int:
         if lane.commands[0][0] == "make":
@@ -310,6 +333,7 @@ class Runner:
         if self._ended:
             return 130
         environment = {**os.environ, "ROLLART_LANE": lane.name, "PYTHONUNBUFFERED": "1"}
+        environment |= dict(variable.split("=", 1) for variable in lane.variables)
         environment.pop("FULL", None)
         if report is not None:
             environment["ROLLART_TEST_REPORT"] = str(report)
@@ -338,15 +362,16 @@ class Runner:
         outcome.cpu_s += usage.ru_utime + usage.ru_stime
         return process.returncode
 
-    def _once_more(self, lane: Lane, test: str) -> bool:
+    def _once_more(self, lane: Lane, number: int, test: str) -> bool:
         say(lane.name, f"once more, alone: {test}")
-        command, outcome = lane.commands[0], Outcome(lane)
+        command, outcome = lane.commands[number], Outcome(lane)
         marks = command.index("-m", command.index("pytest")) + 1
         command = command[: marks + 1]  # without its paths
         report = self._folder / f"{lane.name}-again.jsonl"
         report.unlink(missing_ok=True)
         code = self._execute(lane, [*command, test], report, outcome)
-        return code == 0 and any(line["outcome"] == "passed" for line in read_report(report))
+        lines = read_report(report)
+        return code == 0 and [(line["id"], line["outcome"]) for line in lines] == [(test, "passed")]
 
 
 locked_setup = threading.Lock()
@@ -371,13 +396,13 @@ def read_report(path: Path) -> list[dict[str, object]]:
 
 def tests_to_retry(
     lane: Lane, tests: Sequence[dict[str, object]], codes: Sequence[int]
-) -> list[str]:
-    """Return the failed tests of a lane if all of them may run once more; else none."""
+) -> list[tuple[int, str]]:
+    """Return the failed tests, with their commands, if all of them may run once more; else none."""
     failed = [test for test in tests if test["outcome"] == "failed"]
     known = lane.retries and set(codes) <= {0, 1}  # any other code: pytest itself has failed
     if not known or not failed or not all(test.get("may_retry") for test in failed):
         return []
-    return [str(test["id"]) for test in failed]
+    return [(int(str(test[COMMAND])), str(test["id"])) for test in failed]
 
 
 def signal_group(pid: int, how: int) -> None:

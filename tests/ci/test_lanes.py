@@ -65,6 +65,25 @@ def test_only_failures_of_time_in_lanes_with_real_components_run_once_more(
     assert outcomes[0].ok is (may_retry and retries)
 
 
+def test_what_runs_once_more_is_run_by_its_own_command(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    passes = REPORTS + "if len(sys.argv) == 4: report(id='tests/w.py::a', outcome='passed')"
+    fails_once = FAILS_ONCE.replace("MAY_RETRY", "True")
+    lane = Lane("x", (program(passes), program(fails_once, "tests/x.py")), retries=True)
+    run = runner()
+    outcomes = run.beside([lane])
+    assert [outcomes[0].count(how) for how in ("passed", "failed")] == [2, 1]
+    assert run.retry(outcomes) == ["tests/x.py::b"]
+    assert outcomes[0].ok
+
+
+def test_a_lane_has_its_own_variables(runner: Callable[..., Runner]) -> None:
+    code = "import os; assert os.environ['ROLLART_TEST_EXAMPLES'] == 'random'"
+    lane = Lane("x", (program(code),), variables=lanes.ALL["properties"].variables)
+    assert [one.ok for one in runner().beside([lane])] == [True]
+
+
 def test_a_crash_of_the_test_runner_is_not_retried(runner: Callable[..., Runner]) -> None:
     code = FAILS_ONCE.replace("MAY_RETRY", "True").replace("sys.exit(1)", "os.abort()")
     run = runner()
