@@ -229,6 +229,10 @@ class _RunBase(Section):
     """The run directory is ``<runs_dir>/<name>-<time>``."""
     seed: int = 0
     """Of tasks, new models and sampling."""
+    task_seeds: Literal["by_split", "by_index"] = "by_split"
+    """What the seed of a task is made from besides ``seed``: its split and index, or its index
+    alone, as in earlier releases (a run of one is resumed so): then an environment that draws its
+    tasks from the seed has the same tasks in all splits."""
     deterministic: bool = False
     """Randomness keyed by task, turn and token, and computations whose result does not hang on
     what runs beside them; slower."""

@@ -14,11 +14,12 @@ class GuessNumber(gymnasium.Env[str, str]):
     action_space = Text()
 
     def reset(self, *, seed=None, options=None):
-        """Think of a number; a task is a number to start the dice with."""
+        """Think of a number; those that 5 divides are kept for the split `test`."""
         super().reset(seed=seed)
         options = options or {}
-        key = (options.get("split", "train"), options.get("task", seed))
-        self.number = random.Random(str(key)).randint(1, 20)
+        is_test = options.get("split") == "test"
+        numbers = [n for n in range(1, 21) if (n % 5 == 0) == is_test]
+        self.number = random.Random(str(options.get("task", seed))).choice(numbers)
         self.guesses, self.low, self.high = 0, 1, 20
         return "Guess my number, 1 to 20.", {"success": False}
 

@@ -46,6 +46,7 @@ ENVIRONMENT_RUNTIME: Final = (
     "works_offline",
 )
 ENVIRONMENT_SEMANTIC: Final = (
+    "splits_differ",
     "oracle_reaches_the_top",
     "noop_stays_at_the_floor",
     "random_stays_below_the_oracle",

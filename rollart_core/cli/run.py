@@ -87,7 +87,9 @@ def _arguments(
     path = resume / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"--resume: {no_run(resume, path.name)}")
-    return path, given
+    from rollart_core.engine.resume import settings_before
+
+    return path, [*settings_before(read_yaml(path)), *given]
 
 
 def _tell_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:

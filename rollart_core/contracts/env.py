@@ -61,6 +61,8 @@ class EnvSpec(PluginSpec):
 
     kind: Literal["step", "agent"] = "step"
     splits: tuple[str, ...] = ("train", "test")
+    disjoint_splits: bool = True
+    """No task is in two splits. False: splits may share tasks, as it has few or does not know."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest return of an episode."""
     deterministic: bool = True

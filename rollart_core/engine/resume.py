@@ -47,6 +47,10 @@ FREE_KEYS = (
 how large an update is. All else decides what is trained, or is promised of it."""
 
 
+BEFORE: Mapping[str, object] = {"task_seeds": "by_index"}
+"""Keys that an earlier release did not have, and what its runs did without them."""
+
+
 class RestorableTasks(Protocol):
     """A task source that can go on."""
 
@@ -71,6 +75,11 @@ def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
         Checkpoints(run_dir, 1, _nobody_listens).expect_one()
 
 
+def settings_before(config: Mapping[str, object]) -> list[str]:
+    """Return what a config that an earlier release wrote leaves out, as ``KEY=VALUE``."""
+    return [f"{key}={value}" for key, value in BEFORE.items() if key not in config]
+
+
 def _nobody_listens(text: str) -> None:
     """Tell nobody: nothing is set aside here."""
 
@@ -90,7 +99,8 @@ def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
             recorded = journal.config()
     except (JournalError, sqlite3.Error, KeyError, ValueError) as e:
         raise ConfigError(f"--resume {run_dir}: its journal cannot be gone on with: {e}") from e
-    before, now = dict(_flat(recorded)), dict(_flat(config))
+    now = dict(_flat(config))
+    before = {k: v for k, v in BEFORE.items() if k in now} | dict(_flat(recorded))
     differing = [
         f"{key} ({before[key]!r} in the run, {now.get(key)!r} now)"
         for key in sorted(before)

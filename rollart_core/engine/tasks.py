@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count, islice
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from rollart_core.types import Task
+
+TaskSeeds: TypeAlias = Literal["by_split", "by_index"]
+"""What the seed of a task is made from besides the seed of the run: its split and index, or its
+index alone, as in runs of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,15 @@ class TaskSourceState:
 class TaskSource:
     """Endless tasks of one split: each epoch is a new permutation of all its indices."""
 
-    def __init__(self, env_id: str, split: str, num_tasks: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        env_id: str,
+        split: str,
+        num_tasks: int | None,
+        seed: int,
+        *,
+        task_seeds: TaskSeeds = "by_split",
+    ) -> None:
         """Start at the first task.
 
         Args:
@@ -41,6 +53,7 @@ class TaskSource:
             split: The split.
             num_tasks: How many tasks the split has; None: without end, in the order 0, 1, 2, ...
             seed: The seed of the run.
+            task_seeds: What the seeds of the tasks are made from.
 
         Raises:
             ValueError: When the split is empty.
@@ -50,6 +63,7 @@ class TaskSource:
         self._split = split
         self._num_tasks = num_tasks
         self._seed = seed
+        self._task_seeds = task_seeds
         self._position = 0
         self._requeued: deque[Task] = deque()
         self._epoch = -1
@@ -90,11 +104,18 @@ class TaskSource:
         return self._order[offset]
 
     def _task(self, index: int) -> Task:
-        return Task(self._env_id, self._split, index, task_seed(self._seed, index))
+        seed = task_seed(self._seed, self._split, index, self._task_seeds)
+        return Task(self._env_id, self._split, index, seed)
 
 
 def held_out_tasks(
-    env_id: str, split: str, n: int, seed: int, *, num_tasks: int | None = None
+    env_id: str,
+    split: str,
+    n: int,
+    seed: int,
+    *,
+    num_tasks: int | None = None,
+    task_seeds: TaskSeeds = "by_split",
 ) -> list[Task]:
     """Return ``n`` tasks for evaluation: always the same, none twice until the split is used up.
 
@@ -104,18 +125,33 @@ def held_out_tasks(
         n: How many.
         seed: The seed of the run.
         num_tasks: How many tasks the split has; None: without end.
+        task_seeds: What the seeds of the tasks are made from.
 
     Raises:
         ValueError: When the split is empty.
     """
     _check_not_empty(env_id, split, num_tasks)
     indices = count() if num_tasks is None else _cycle(num_tasks, seed, split)
-    return [Task(env_id, split, i, task_seed(seed, i)) for i in islice(indices, n)]
+    return [
+        Task(env_id, split, i, task_seed(seed, split, i, task_seeds)) for i in islice(indices, n)
+    ]
 
 
-def task_seed(seed: int, index: int) -> int:
-    """Return the 31-bit seed of a task, a function of the run's seed and the task's index."""
-    return _digest(f"task/{seed}/{index}") & 0x7FFF_FFFF
+def task_seed(seed: int, split: str, index: int, task_seeds: TaskSeeds = "by_split") -> int:
+    """Return the 31-bit seed of a task, a function of the run's seed, the split and the index.
+
+    An environment that draws its tasks from this seed alone has other tasks in each split. (Two of
+    them have the same seed by chance with a probability of 1 in 2**31.)
+
+    Args:
+        seed: The seed of the run.
+        split: The split.
+        index: The task's index within the split.
+        task_seeds: ``by_index`` leaves out the split, as earlier releases did: then task ``i`` has
+            one seed in all splits.
+    """
+    path = f"{split}/{index}" if task_seeds == "by_split" else f"{index}"
+    return _digest(f"task/{seed}/{path}") & 0x7FFF_FFFF
 
 
 def _cycle(num_tasks: int, seed: int, split: str) -> Iterator[int]:

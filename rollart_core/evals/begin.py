@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config_load import apply_override, dump_yaml, is_suite, read_yaml
+from rollart_core.engine.resume import BEFORE
 from rollart_core.engine.run_dir import TRAINED_MODEL, new_run_dir
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
@@ -113,7 +114,7 @@ def go_on(folder: Path, settings: Sequence[str]) -> Begun:
             f"--resume: {wrong[0]} would change what was begun; begin anew, or set only keys of "
             f"{', '.join(k.rstrip('.') for k in _MAY_CHANGE)}"
         )
-    mapping = read_yaml(folder / "config.yaml")
+    mapping = {**BEFORE, **read_yaml(folder / "config.yaml")}
     if not plan.has_model:
         mapping["model"] = dict(_NOBODY)
     run = _resolved(

@@ -51,5 +51,6 @@ def env_facts(run: ResolvedRun, env: ResolvedEnv) -> dict[str, Any]:
         "split": env.evaluation_split,
         "max_turns": env.max_turns,
         "seed": run.config.seed,
+        "task_seeds": run.config.task_seeds,
         "options": json.loads(json.dumps(dict(env.plugin.options), default=str)),
     }

@@ -20,7 +20,7 @@ from rollart_core.errors import ConfigError
 MODEL, TRAINED = "model", "trained"
 _FIRST = ("oracle", "noop", "random")
 _TITLES = {"noop": "no-op"}
-_SAME = ("split", "options", "max_turns", "seed")
+_SAME = ("split", "options", "max_turns", "seed", "task_seeds")
 """Facts of an environment that two columns must share to be compared without a note."""
 Json = Mapping[str, Any]
 

@@ -69,10 +69,11 @@ class RunEnvs:
 
     def source(self) -> Tasks:
         """Return the tasks to train on, at their beginning."""
-        seed = self._run.config.seed
+        seed, task_seeds = self._run.config.seed, self._run.config.task_seeds
+        counts = [self._num_tasks[env.name, env.split] for env in self._envs]
         sources = [
-            TaskSource(env.name, env.split, self._num_tasks[env.name, env.split], seed)
-            for env in self._envs
+            TaskSource(env.name, env.split, num_tasks, seed, task_seeds=task_seeds)
+            for env, num_tasks in zip(self._envs, counts, strict=True)
         ]
         weighted = [
             WeightedSource(source, env.weight)
@@ -91,9 +92,7 @@ class RunEnvs:
         seed = self._run.config.seed
         lists = []
         for env, share in zip(self._envs, shares([e.weight for e in self._envs], n), strict=True):
-            split: str = getattr(env, which)
-            num_tasks = self._num_tasks[env.name, split]
-            lists.append(held_out_tasks(env.name, split, share, seed, num_tasks=num_tasks))
+            lists.append(self._listed(env.name, getattr(env, which), share))
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
     def held_out(self, name: str, n: int) -> list[Task]:
@@ -102,7 +101,13 @@ class RunEnvs:
         split = env.evaluation_split
         num_tasks = self._num_tasks[name, split]
         n = n if num_tasks is None else min(n, num_tasks)
-        return held_out_tasks(name, split, n, self._run.config.seed, num_tasks=num_tasks)
+        return self._listed(name, split, n)
+
+    def _listed(self, name: str, split: str, n: int) -> list[Task]:
+        config, num_tasks = self._run.config, self._num_tasks[name, split]
+        return held_out_tasks(
+            name, split, n, config.seed, num_tasks=num_tasks, task_seeds=config.task_seeds
+        )
 
     async def has_oracle(self, env: ResolvedEnv, workers: EnvPool) -> bool:
         """Return whether an environment has an expert."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec
-from rollart_core.testing import agent_running, agent_semantics
+from rollart_core.testing import agent_running, agent_semantics, split_checks
 from rollart_core.testing.agent_play import (
     AgentSubject,
     difference,
@@ -164,6 +164,7 @@ AGENT_CHECKS: Final[Mapping[str, Check]] = {
     "corpus": check_corpus,
     "nothing_left_open": agent_running.check_nothing_left_open,
     "no_box_left": agent_running.check_no_box_left,
+    "splits_differ": split_checks.check_agent_splits,
     "oracle_reaches_the_top": agent_semantics.check_solution,
     "noop_stays_at_the_floor": agent_semantics.check_noop,
     "random_stays_below_the_oracle": agent_semantics.check_random,
@@ -190,6 +191,7 @@ AGENT_NEEDS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(
         (
             "same_seed_same_episode",
+            "splits_differ",
             "oracle_reaches_the_top",
             "noop_stays_at_the_floor",
             "random_stays_below_the_oracle",

@@ -15,7 +15,7 @@ from typing import Final, Unpack
 from rollart_core import registry
 from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.spaces import Text
-from rollart_core.testing import box_checks, runtime_checks, semantic_checks
+from rollart_core.testing import box_checks, runtime_checks, semantic_checks, split_checks
 from rollart_core.testing.answers import checked_reset, checked_step, difference, first_difference
 from rollart_core.testing.play import (
     Policy,
@@ -190,6 +190,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "corpus": check_corpus,
     "nothing_left_open": runtime_checks.check_nothing_left_open,
     "no_box_left": box_checks.check_no_box_left,
+    "splits_differ": split_checks.check_splits,
     "oracle_reaches_the_top": semantic_checks.check_oracle,
     "noop_stays_at_the_floor": semantic_checks.check_noop,
     "random_stays_below_the_oracle": semantic_checks.check_random,
@@ -214,6 +215,7 @@ NEEDS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(
         (
             "same_seed_same_episode",
+            "splits_differ",
             "oracle_reaches_the_top",
             "noop_stays_at_the_floor",
             "random_stays_below_the_oracle",

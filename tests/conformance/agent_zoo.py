@@ -294,6 +294,14 @@ class SecretsInTheBox(Good):
         loop.run(self.box.write_file("deep/below/tests.py", content))
 
 
+class OneListForAll(Good):
+    """Chooses the task by its index, whatever the split."""
+
+    def numbers(self, turn):
+        rng = random.Random(f"{self.task[1]}/{turn}")
+        return rng.randint(10, 99), rng.randint(10, 99)
+
+
 class PoorSolution(Good):
     async def solve(self):
         self.right = 1

@@ -33,6 +33,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.NoCorpus, "corpus", {}),
     (agent_zoo.LeavesThePrograms, "nothing_left_open", {}),
     (agent_zoo.LeavesABox, "no_box_left", {}),
+    (agent_zoo.OneListForAll, "splits_differ", {}),
     (agent_zoo.PoorSolution, "oracle_reaches_the_top", {}),
     (agent_zoo.PaysIdlers, "noop_stays_at_the_floor", {}),
     (agent_zoo.PaysAnyone, "random_stays_below_the_oracle", {}),

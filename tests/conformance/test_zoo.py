@@ -26,7 +26,7 @@ from rollart_core.cli import main
 from rollart_core.contracts.env import Timeouts
 from rollart_core.errors import UserError
 from rollart_core.plugins import using
-from rollart_core.testing import Outcome, check_env, left_open
+from rollart_core.testing import Outcome, check_env, left_open, split_checks
 from rollart_core.testing.env_checks import CHECKS, run_env_checks
 from rollart_core.testing.play import Subject
 
@@ -72,6 +72,8 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.LeavesABox, "no_box_left", {}),
     (zoo.SlowOnce, "within_timeouts", {"timeouts": Timeouts(step_s=0.05)}),
     (zoo.ClosesOnce, "close_twice", {}),
+    (zoo.OneListForAll, "splits_differ", {}),
+    (zoo.FewSeeds, "splits_differ", {}),
     (zoo.PoorOracle, "oracle_reaches_the_top", {}),
     (zoo.PaysIdlers, "noop_stays_at_the_floor", {}),
     (zoo.PaysAnyone, "random_stays_below_the_oracle", {}),
@@ -88,6 +90,36 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
 def test_the_good_one_passes_every_check_of_check_env():
     results = check_env(zoo.Good, spec=zoo.env_spec("Good"))
     assert ended(results, Outcome.PASS) == list(CHECKS)
+
+
+def test_an_environment_that_knows_its_tasks_by_the_seed_has_others_in_each_split(monkeypatch):
+    spec = zoo.env_spec("BySeed")
+    (result,) = check_env(zoo.BySeed, spec=spec, only=["splits_differ"])
+    assert result.outcome is Outcome.PASS
+    # As seeds were in earlier releases.
+    monkeypatch.setattr(split_checks, "task_seed", lambda seed, split, index: seed + index)
+    (result,) = check_env(zoo.BySeed, spec=spec, only=["splits_differ"])
+    assert result.outcome is Outcome.FAIL
+    assert "40 of 40 tasks of test are tasks of train: task 0 of test is task 0" in result.reason
+
+
+def test_splits_that_may_share_tasks_are_not_judged():
+    spec = zoo.env_spec("OneListForAll", disjoint_splits=False)
+    (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])
+    assert result.outcome is Outcome.SKIP
+    assert "5 of 5 tasks of test are tasks of train" in result.reason
+
+
+def test_the_same_first_pages_of_other_tasks_are_no_breach():
+    class AsksLater(zoo.Good):
+        def page(self):
+            return "Ready?" if self.turn == 0 else super().page()
+
+        def secrets(self):
+            return []
+
+    (result,) = check_env(AsksLater, spec=zoo.env_spec("AsksLater"), only=["splits_differ"])
+    assert result.outcome is Outcome.PASS, result.reason
 
 
 @pytest.mark.parametrize(

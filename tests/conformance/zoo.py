@@ -253,6 +253,38 @@ class ClosesOnce(Good):
         self.closed = True
 
 
+class OneListForAll(Good):
+    """Chooses the task by its index, whatever the split."""
+
+    def numbers(self):
+        rng = random.Random(f"{self.task[1]}/{self.turn}")
+        return rng.randint(10, 99), rng.randint(10, 99)
+
+
+class FewSeeds(Good):
+    """Chooses the task by the seed, among three."""
+
+    def reset(self, *, seed=None, options=None):
+        found = super().reset(seed=seed, options=options)
+        if not options:
+            return found
+        self.task = ("drawn", int(self.np_random.integers(3)))
+        return self.page(), self.info()
+
+
+class BySeed(Good):
+    """Chooses the task by the seed alone."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.task = ("drawn", int(self.np_random.integers(2**31)))
+        self.turn, self.right = 0, 0
+        return self.page(), self.info()
+
+    def num_tasks(self, split):
+        return None
+
+
 class PoorOracle(Good):
     def oracle(self):
         return str(sum(self.numbers())) if self.turn == 0 else "I give up"

@@ -331,7 +331,8 @@ def test_resume_takes_the_runs_own_config(
     rollart: Run, config: Path, launched: list[object]
 ) -> None:
     folder = config.parent
-    config.rename(folder / "config.yaml")
+    text = config.read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(f"{text}\ntask_seeds: by_split\n", encoding="utf-8")
     code, _, err = rollart("run", "--resume", str(folder))
     assert (code, "it has no journal.db" in err) == (1, True)
     recorded = resolve_run(load_config(folder / "config.yaml")).as_dict()
@@ -354,6 +355,24 @@ def test_resume_takes_the_runs_own_config(
     code, _, err = rollart("run", "--resume", str(folder / "none"))
     assert code == 1
     assert "no run directory" in err
+
+
+def test_a_run_of_an_earlier_release_goes_on_with_its_seeds(
+    rollart: Run, config: Path, launched: list[object]
+) -> None:
+    folder = config.parent
+    config.rename(folder / "config.yaml")  # says nothing of task_seeds, nor does the journal
+    recorded = resolve_run(load_config(folder / "config.yaml")).as_dict()
+    assert recorded.pop("task_seeds") == "by_split"
+    Journal(folder, recorded).close()
+    checkpoint = folder / "checkpoints" / "v000004"
+    checkpoint.mkdir(parents=True)
+    RunState(4, 4, TaskSourceState(0), 0, 0, {}, 1.0).write(checkpoint, {})
+    assert rollart("run", "--resume", str(folder))[0] == 0
+    ((run, _),) = launched
+    assert run.config.task_seeds == "by_index"
+    code, _, err = rollart("run", "--resume", str(folder), "task_seeds=by_split")
+    assert (code, "task_seeds ('by_index' in the run, 'by_split' now)" in err) == (1, True)
 
 
 def test_play_to_the_end(rollart: Run, monkeypatch: pytest.MonkeyPatch) -> None:

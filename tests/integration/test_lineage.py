@@ -238,6 +238,9 @@ def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path
     assert "env.id ('a' in the run, 'b' now); rollout.group_size (4 in the run, 8 now)" in str(
         refused.value
     )
+    check_same_run(tmp_path, recorded | {"task_seeds": "by_index"})  # as an earlier release did
+    with pytest.raises(ConfigError, match=r"task_seeds \('by_index' in the run, 'by_split' now\)"):
+        check_same_run(tmp_path, recorded | {"task_seeds": "by_split"})
     (tmp_path / "journal.db").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match="its journal cannot be gone on with"):
         check_same_run(tmp_path, recorded)

@@ -3,6 +3,7 @@
 import pytest
 
 from rollart_core.engine.tasks import TaskSource, held_out_tasks, task_seed
+from rollart_core.types import Task
 
 
 def source(num_tasks: int | None = 5, seed: int = 0) -> TaskSource:
@@ -45,9 +46,28 @@ def test_requeued_tasks_come_first_and_survive_a_restart() -> None:
 
 
 def test_task_seeds_differ() -> None:
-    seeds = {task_seed(seed, index) for seed in range(10) for index in range(100)}
-    assert len(seeds) == 1000
+    seeds = {
+        task_seed(seed, split, index)
+        for seed in range(10)
+        for split in ("train", "test")
+        for index in range(100)
+    }
+    assert len(seeds) == 2000
     assert all(0 <= s < 2**31 for s in seeds)
+
+
+def test_held_out_seeds_are_not_those_of_training() -> None:
+    # An environment that draws its tasks from the seed alone knows a task by nothing else.
+    trained = source(None)
+    seeds = {trained.next().seed for _ in range(1000)}
+    assert not seeds & {task.seed for task in held_out_tasks("fake/Env-v0", "test", 300, 0)}
+
+
+def test_a_run_of_an_earlier_release_keeps_its_seeds() -> None:
+    old = TaskSource("fake/Env-v0", "train", 5, 0, task_seeds="by_index")
+    assert old.next() == Task("fake/Env-v0", "train", 0, 923217268)
+    (held_out,) = held_out_tasks("fake/Env-v0", "test", 1, 0, task_seeds="by_index")
+    assert held_out.seed == 923217268
 
 
 def test_held_out_tasks_are_fixed_and_unique_until_used_up() -> None:
@@ -65,4 +85,4 @@ def test_an_empty_split_is_refused() -> None:
 
 
 ORDER_OF_SEED_0 = [0, 3, 4, 1, 2]
-SEED_OF_THE_FIRST = 923217268
+SEED_OF_THE_FIRST = 1391412768

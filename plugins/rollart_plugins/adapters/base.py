@@ -123,6 +123,7 @@ class ForeignAdapter(EnvAdapter):
             entry_point=f"{type(self).__module__}:{type(self).__name__}",
             summary=str(said.get("summary", "")),
             splits=tuple(chosen.splits or said.get("splits") or DEFAULT_SPLITS),
+            disjoint_splits=False,  # other seeds, and perhaps the same tasks
             reward_range=chosen.reward_range or scaled,
             deterministic=bool(said.get("deterministic", True)),
             max_turns=chosen.max_turns or int(said.get("max_turns") or 10),

@@ -111,6 +111,7 @@ class OpenEnvAdapter(EnvAdapter):
             entry_point=f"{__name__}:OpenEnvAdapter",
             summary=str(said.get("description") or said.get("name") or ""),
             splits=tuple(chosen.splits or DEFAULT_SPLITS),
+            disjoint_splits=False,  # other seeds, and perhaps the same tasks
             reward_range=chosen.reward_range
             or (UNKNOWN_RANGE[0] * scale, UNKNOWN_RANGE[1] * scale),
             deterministic=chosen.deterministic,

@@ -86,6 +86,7 @@ class VerifiersAdapter(EnvAdapter):
             kind="agent",
             summary=summary_of(env_id, chosen),
             splits=tuple(chosen.splits or ("train", "test")),
+            disjoint_splits=False,  # other seeds, and perhaps the same tasks
             reward_range=chosen.reward_range or (float("-inf"), float("inf")),
             deterministic=chosen.deterministic,
             max_turns=chosen.max_turns,
