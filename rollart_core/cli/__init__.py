@@ -83,6 +83,11 @@ COMMANDS: dict[str, Command] = {
         "Account for every ticket of a run, from its journal.",
         "rollart audit runs/hello-20260101-120000",
     ),
+    "diagnose": Command(
+        f"{_HERE}.diagnose:diagnose",
+        "Say what happened in a run: collapse, plateau, staleness and more, and the keys to change.",
+        "rollart diagnose runs/hello-20260101-120000",
+    ),
     "plot": Command(
         f"{_HERE}.plot:plot",
         "Draw the course of runs: reward, success, staleness, tokens a second, loss.",

@@ -95,6 +95,14 @@ class JournalReader:
         """Return all tickets, in the order dispatched."""
         return self._rows(TicketRow, "SELECT * FROM tickets ORDER BY rowid")
 
+    def dropped_groups(self) -> dict[str, int]:
+        """Return how many groups were dropped, by reason."""
+        query = (
+            "SELECT reason, count(DISTINCT group_id) FROM tickets"
+            " WHERE state = 'dropped' GROUP BY reason ORDER BY reason"
+        )
+        return dict(self._db.execute(query))
+
     def batches(self) -> list[BatchRow]:
         """Return all batches, in the order taken; those rolled back too."""
         rows = self._db.execute("SELECT * FROM batches ORDER BY seq")

@@ -57,7 +57,7 @@ ROOMS = (
         *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),
         *("plugin_output", "plugin_specs", "resolve_envs", "resolve_plugin"),
     ),
-    ("models", "rollout", "scoring", "engine", "tools", "train", "plan"),
+    ("models", "rollout", "scoring", "engine", "tools", "train", "training", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "evals", "check", "scaffold", "community", "cli"),
 )
