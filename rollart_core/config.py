@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from rollart_core.config_base import Fraction, PluginRef, PositiveInt, Seconds, Section
 from rollart_core.config_envs import Env, joined_id
+from rollart_core.config_evaluation import Checkpoint as Checkpoint
+from rollart_core.config_evaluation import Evaluation as Evaluation
+from rollart_core.config_evaluation import Stop as Stop
 from rollart_core.config_model import Model
 from rollart_core.config_rewards import Scoring
 from rollart_core.config_runtime import InlineRuntime, Runtime, Scaling
@@ -178,43 +181,6 @@ class Failures(Section):
     """After this long a death no longer counts."""
 
 
-class Stop(Section):
-    """When training ends: at the first that comes true."""
-
-    batches: PositiveInt | None = None
-    """Weight publications."""
-    wall_s: Seconds | None = None
-    """Seconds of RL training (set-up, warm start and evaluation not counted)."""
-
-    @model_validator(mode="after")
-    def _one_at_least(self) -> Stop:
-        if self.batches is None and self.wall_s is None:
-            raise ValueError("stop needs batches or wall_s, or the run never ends")
-        return self
-
-
-class Evaluation(Section):
-    """Held-out tasks, before and after."""
-
-    split: str = "test"
-    """Tasks that are held out."""
-    tasks: PositiveInt = 100
-    """How many; always the same ones."""
-    samples_per_task: PositiveInt = 1
-    """Sampled episodes a task."""
-    greedy: bool = True
-    """Also report greedy decoding."""
-
-
-class Checkpoint(Section):
-    """What is kept for ``--resume``."""
-
-    every_batches: PositiveInt = 10
-    """Weight publications between two checkpoints."""
-    keep: PositiveInt = 2
-    """How many of the newest are kept."""
-
-
 class AgentGateway(Section):
     """Where agents (environments that own their loop) find the policy."""
 
@@ -288,9 +254,9 @@ class _RunBase(Section):
     gateway: AgentGateway = AgentGateway()
     """Where agents find the policy."""
     evaluation: Evaluation = Evaluation()
-    """Held-out tasks, before and after."""
+    """Held-out tasks: before and after training, and while it goes on."""
     checkpoint: Checkpoint = Checkpoint()
-    """What is kept for ``--resume``."""
+    """What is kept for ``--resume``, and which weights are the result."""
     stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
     @field_validator("name")

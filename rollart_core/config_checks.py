@@ -16,6 +16,7 @@ from rollart_core.config_envs import EnvEntry
 from rollart_core.config_model import ModelPath, RemoteModel
 from rollart_core.config_rewards import scoring_problems
 from rollart_core.config_runtime import RayRuntime
+from rollart_core.config_validation import validation_problems
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import did_you_mean
 from rollart_core.problems import Problem
@@ -41,6 +42,7 @@ _OWN = (
     ("max_turns", "rollout", "max_turns"),
     ("evaluation_split", "evaluation", "split"),
     ("check_split", "warm_start", "check_split"),
+    ("validation_split", "evaluation", "validation_split"),
     ("reset_s", "deadlines", "reset_s"),
     ("step_s", "deadlines", "step_s"),
 )
@@ -59,6 +61,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _scaling_problems(config)
     problems += _ray_problems(config)
     problems += scoring_problems(config)
+    problems += validation_problems(config)
     return problems + without_effect(config)
 
 
@@ -222,6 +225,8 @@ def _mix_problems(config: RunConfig) -> list[Problem]:
     asked = {("evaluation", "tasks"): config.evaluation.tasks}
     if config.warm_start:
         asked["warm_start", "check_tasks"] = config.warm_start.check_tasks
+    if config.evaluation.every_batches:
+        asked["evaluation", "validation_tasks"] = config.evaluation.validation_tasks
     for key, num_tasks in asked.items():
         if num_tasks < len(listed):
             problems.append(Problem(key, f"{num_tasks} is too few for {len(listed)} environments"))

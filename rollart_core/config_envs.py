@@ -24,6 +24,8 @@ class EnvRun(Section):
     """None: ``rollout.max_turns``, or what the environment's spec says."""
     evaluation_split: str | None = None
     """Held-out tasks; none: ``evaluation.split``."""
+    validation_split: str | None = None
+    """Tasks of validations; none: ``evaluation.validation_split``."""
     check_split: str | None = None
     """Tasks of the warm start's checks; none: ``warm_start.check_split``."""
     reset_s: Seconds | None = None

@@ -163,6 +163,10 @@ class ResolvedRun:
             del data["rollout"]["in_flight"]
         if isinstance(self.config.model, RemoteModel):
             del data["rollout"]["max_context_tokens"]
+        if self.config.evaluation.every_batches is None:
+            del data["evaluation"]["validation_tasks"], data["evaluation"]["validation_split"]
+        elif not self.is_mixed:
+            data["evaluation"]["validation_split"] = self.envs[0].validation_split or None
         if self.config.rollout.equal_groups == "train":
             del data["rollout"]["max_equal_groups"]
         specs = [env.spec for env in self.envs]
@@ -195,7 +199,7 @@ class ResolvedRun:
             p.distribution: p.version for p in self.plugins
         }
         for section, key in replaced_everywhere(self.config):
-            del data[section][key]
+            data[section].pop(key, None)
         return data
 
     def to_yaml(self) -> str:

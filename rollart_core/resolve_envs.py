@@ -17,6 +17,7 @@ from rollart_core.config_agents import agent_problems, program_problems
 from rollart_core.config_base import PluginRef
 from rollart_core.config_checks import deadline_problems, without_effect
 from rollart_core.config_envs import EnvEntry, EnvRun
+from rollart_core.config_evaluation import VALIDATION_SPLITS
 from rollart_core.config_training import Shaping
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.algorithm import AlgorithmSpec
@@ -31,6 +32,7 @@ _SPLITS = (
     ("split", ("rollout", "split")),
     ("evaluation_split", ("evaluation", "split")),
     ("check_split", ("warm_start", "check_split")),
+    ("validation_split", ("evaluation", "validation_split")),
 )
 """Each split of :class:`EnvRun`, and the key of the run it replaces."""
 
@@ -51,6 +53,8 @@ class ResolvedEnv:
     step_s: float
     reward: ResolvedPlugin[RewardSpec] | None
     """None: the return of the environment itself."""
+    validation_split: str = ""
+    """Empty: where there are validations, their tasks are taken out of ``split``."""
     shaping: Shaping | None = None
     """None: its rewards stay as they are."""
     algorithm: ResolvedPlugin[AlgorithmSpec] | None = None
@@ -198,6 +202,7 @@ def _resolved(
         split=splits["split"],
         evaluation_split=splits["evaluation_split"],
         check_split=splits.get("check_split", ""),
+        validation_split=splits.get("validation_split") or _own_split(config, splits, plugin.spec),
         max_turns=one.run.max_turns or config.rollout.max_turns or plugin.spec.max_turns,
         reset_s=times.reset_s if deadlines.reset_s is None else deadlines.reset_s,
         step_s=times.step_s if deadlines.step_s is None else deadlines.step_s,
@@ -211,7 +216,17 @@ def _splits(config: RunConfig, one: _Asked) -> dict[str, str]:
     wanted = {"split": config.rollout.split, "evaluation_split": config.evaluation.split}
     if config.warm_start:
         wanted["check_split"] = config.warm_start.check_split
-    return {key: getattr(one.run, key) or split for key, split in wanted.items()}
+    splits = {key: getattr(one.run, key) or split for key, split in wanted.items()}
+    validation = one.run.validation_split or config.evaluation.validation_split
+    return {**splits, "validation_split": validation} if validation else splits
+
+
+def _own_split(config: RunConfig, splits: dict[str, str], spec: EnvSpec) -> str:
+    """Return the split that an environment declares for validation; empty without one."""
+    if config.evaluation.every_batches is None:
+        return ""
+    taken = splits.values()
+    return next((s for s in VALIDATION_SPLITS if s in spec.splits and s not in taken), "")
 
 
 def _deadlines(config: RunConfig, one: _Asked) -> Deadlines:

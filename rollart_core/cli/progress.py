@@ -281,6 +281,11 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if gain:
         bracket = _bracket(gain, "+.3f")
         yield "score gained", f"{_float(gain.get('mean')):+.3f}{bracket and f'{bracket} (95%)'}"
+    if choice := report.get("choice"):
+        best, last = (_mapping(report.get(which)) for which in ("best", "last"))
+        yield "best validation", _validated(best)
+        yield "last validation", _validated(last)
+        yield "trained model", str(choice)
     yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
@@ -290,6 +295,14 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
     yield "ended", str(report.get("stop_reason", ""))
     yield "run directory", str(report.get("run_dir"))
+
+
+def _validated(point: Mapping[str, object]) -> str:
+    """Return metric, value and version of a validation."""
+    metric = str(point.get("metric", ""))
+    form = ".1%" if metric.endswith("success") else ".3f"
+    value = f"{_float(point.get('value')):{form}}{_bracket(point, form)}"
+    return f"{metric} {value} at version {point.get('policy_version')}" if point else "none"
 
 
 def _throughput(report: Mapping[str, object]) -> str:

@@ -2,6 +2,8 @@
 
     checkpoints/v000020/   weights and optimizer, by the trainer; then, last, run_state.json
                            with the size and the edges' checksum of every file beside it
+    checkpoints/marks.json which of them are kept however many come after: the best one, and the
+                           last good one
 
 Takes: a run directory, and a way to call the trainer. Gives: the newest state that can be loaded.
 Never: loads half a checkpoint (without its run_state.json it is none), or deletes one that it could
@@ -14,15 +16,18 @@ import asyncio
 import json
 import shutil
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rollart_core.engine.run_dir import STATE_FILE, RunState, checkpoint_folder
+from rollart_core.engine.run_dir import STATE_FILE, RunState, checkpoint_folder, write_json
 from rollart_core.errors import ConfigError, PartDied, first_line
 
 EDGE_BYTES = 2**20
 """How much of each end of a file its checksum is taken over."""
+
+MARKS_FILE = "marks.json"
+Mark = Literal["best", "good"]
 
 CallTrainer = Callable[..., Awaitable[Any]]
 """Calls a method of the trainer by name."""
@@ -36,7 +41,7 @@ class Checkpoints:
 
         Args:
             run_dir: The run.
-            keep: How many of the newest to keep.
+            keep: How many of the newest to keep, besides those that are marked.
             tell: Hears of each that is set aside, and why.
         """
         self._run_dir = run_dir
@@ -69,9 +74,49 @@ class Checkpoints:
         """Make the trainer's folder a checkpoint, and remove those that are too old."""
         folder = checkpoint_folder(self._run_dir, state.policy_version)
         state.write(folder, await asyncio.to_thread(_seal, folder))
+        marked = {checkpoint_folder(self._run_dir, v) for v in self.marks().values()}
         for old in self.whole()[self._keep :]:
+            if old in marked:
+                continue
             (old / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+    def mark_best(self, policy_version: int, facts: Mapping[str, object]) -> None:
+        """Keep the checkpoint of a version as the best one, in place of the one before.
+
+        Args:
+            policy_version: Whose checkpoint is whole.
+            facts: Why, for a person who reads the file.
+        """
+        self._mark("best", policy_version, facts)
+
+    def mark_good(self, policy_version: int, facts: Mapping[str, object]) -> None:
+        """Keep the checkpoint of a version as the last good one, in place of the one before."""
+        self._mark("good", policy_version, facts)
+
+    def marks(self) -> dict[str, int]:
+        """Return the versions that are marked; their checkpoints are never removed."""
+        return {mark: int(facts["policy_version"]) for mark, facts in self._read_marks().items()}
+
+    def has(self, policy_version: int) -> bool:
+        """Return whether there is a whole checkpoint of a version."""
+        return (checkpoint_folder(self._run_dir, policy_version) / STATE_FILE).is_file()
+
+    async def load(self, policy_version: int, trainer: CallTrainer) -> RunState:
+        """Load the checkpoint of one version into the trainer.
+
+        Raises:
+            ConfigError: When it cannot be loaded, with the reason.
+            TrainerLost: When the trainer died over it.
+        """
+        folder = checkpoint_folder(self._run_dir, policy_version)
+        try:
+            return await self._load(folder, trainer)
+        except PartDied:
+            raise
+        except Exception as e:
+            why = first_line(str(e)) or type(e).__name__
+            raise ConfigError(f"the checkpoint {folder.name} cannot be loaded ({why})") from e
 
     async def load_newest(self, trainer: CallTrainer) -> RunState:
         """Load the newest that can be loaded into the trainer; set those after it aside.
@@ -99,6 +144,17 @@ class Checkpoints:
         await asyncio.to_thread(_check_seal, folder)
         await trainer("load", str(folder))
         return state
+
+    def _mark(self, mark: Mark, policy_version: int, facts: Mapping[str, object]) -> None:
+        facts = {**facts, "policy_version": policy_version}
+        write_json(self._folder / MARKS_FILE, {**self._read_marks(), mark: facts})
+
+    def _read_marks(self) -> dict[str, dict[str, Any]]:
+        try:
+            content = json.loads((self._folder / MARKS_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return dict(content)
 
     def _set_aside(self, folder: Path, why: str, version: int) -> None:
         for i in range(1, 100):

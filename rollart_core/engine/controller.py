@@ -7,7 +7,8 @@
     AbortEpisode     ->   cancels that task
     ScoreGroup       ->   has a group scored that waits for it
     CompleteGroup    ->   builds the group, asks the filter    ->   GroupKept | GroupFiltered
-    TrainBatch       ->   trains, publishes, checkpoints       ->   BatchTrained
+    TrainBatch       ->   trains, publishes, checkpoints,      ->   BatchTrained
+                          and validates, if that is due        ->   PlacesLent
                           and swaps the engines meanwhile      ->   WeightsLoaded
     DropGroup        ->   forgets the group's trajectories
     StopRun          ->   cancels what is left and returns
@@ -42,6 +43,7 @@ from rollart_core.engine.events import (
     GroupFiltered,
     GroupKept,
     LoseTicket,
+    PlacesLent,
     RunStarted,
     ScoreGroup,
     StartEpisode,
@@ -51,6 +53,7 @@ from rollart_core.engine.events import (
     TrainBatch,
     WeightsLoaded,
 )
+from rollart_core.engine.places import LentPlaces
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Group, Ticket, Trajectory
@@ -97,6 +100,21 @@ class Scoring(Protocol):
         """Score the members of a group, who all wait."""
 
 
+class Validator(Protocol):
+    """What validates weights between two batches."""
+
+    def is_due(self, policy_version: int) -> bool:
+        """Return whether a version is to be validated, and has not been yet."""
+
+    async def validate(self, policy_version: int, places: LentPlaces | None) -> str | None:
+        """Validate what the engines hold; return why training ends, if it does.
+
+        Args:
+            policy_version: What they hold.
+            places: Those of its episodes, while training goes on; None: it has all of them.
+        """
+
+
 class Recorder(Protocol):
     """Whoever keeps what happens: the journal, trackers, hooks, the progress display."""
 
@@ -136,6 +154,8 @@ class ControllerParts:
     """Whether groups whose rewards are all equal are not trained."""
     curriculum: CurriculumTasks | None = None
     """What hears of groups that have ended, where the run has one."""
+    validator: Validator | None = None
+    """None: there is no validation."""
 
 
 class Controller:
@@ -158,6 +178,9 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = -1
         self._loading: asyncio.Task[None] | None = None
+        self._places = LentPlaces(
+            parts.scheduler.policy.max_concurrent, lambda: parts.scheduler.num_running, self._lend
+        )
         self._stopped: StopRun | None = None
         self._idle_since = time.perf_counter()
 
@@ -200,6 +223,7 @@ class Controller:
     def _handle(self, event: Event) -> None:
         for action in self._parts.scheduler.handle(event):
             self._act(action)
+        self._places.look()
 
     def _act(self, action: Action) -> None:
         match action:
@@ -297,8 +321,24 @@ class Controller:
         if self._parts.curriculum:
             self._parts.curriculum.turn()
         await self._parts.recorder.batch_trained(record)
+        await self._validate(publication.policy_version)
         self._idle_since = time.perf_counter()
         self._events.put_nowait(BatchTrained(publication.policy_version))
+
+    async def _validate(self, policy_version: int) -> None:
+        """Validate a version, if it is due; no batch is trained meanwhile, so engines hold it."""
+        validator = self._parts.validator
+        if validator is None or not validator.is_due(policy_version):
+            return
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+            if self._loading.exception() is not None:
+                return  # that ends the run
+        if reason := await validator.validate(policy_version, self._places):
+            self.request_stop(reason)
+
+    def _lend(self, num_places: int) -> None:
+        self._events.put_nowait(PlacesLent(num_places))
 
     def _load(self, policy_version: int) -> None:
         """Bring the engines to the newest version; versions overtaken meanwhile are skipped."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
 from rollart_core.engine.estimates import Estimate, by_task, clustered_mean, clustered_share
@@ -51,6 +52,7 @@ async def evaluate(
     name: str,
     max_concurrent: int,
     max_retries: int = 2,
+    places: AbstractAsyncContextManager[object] | None = None,
 ) -> EvaluationResult:
     """Run one episode of every task and sum up.
 
@@ -60,8 +62,10 @@ async def evaluate(
         name: Part of the ticket ids, so that different evaluations draw different samples.
         max_concurrent: Most episodes at once.
         max_retries: Per task.
+        places: Entered for each episode, in place of a limit of ``max_concurrent``; None: the limit
+            is all there is.
     """
-    gate = asyncio.Semaphore(max_concurrent)
+    gate = places or asyncio.Semaphore(max_concurrent)
 
     async def one(number: int, task: Task) -> Trajectory:
         ticket = Ticket(f"{name}-{number:06d}.0", task, f"{name}-{number:06d}", 0)

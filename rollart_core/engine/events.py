@@ -173,6 +173,13 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlacesLent:
+    """So many places of ``max_concurrent`` are not for training: a validation has them."""
+
+    num_places: int
+
+
 Event: TypeAlias = (
     RunStarted
     | EpisodePlayed
@@ -184,6 +191,7 @@ Event: TypeAlias = (
     | WeightsLoaded
     | BatchTrained
     | StopRequested
+    | PlacesLent
 )
 
 

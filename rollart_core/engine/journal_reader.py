@@ -19,6 +19,7 @@ from rollart_core.engine.events import ReturningGroup
 from rollart_core.engine.shards import FOLDER, read_shard, unpack
 from rollart_core.engine.tables import (
     FILE,
+    ROLLED_BACK,
     SCHEMA_VERSION,
     AttemptRow,
     BatchRow,
@@ -125,6 +126,20 @@ class JournalReader:
         """Return how many events of a kind there are."""
         (n,) = self._db.execute("SELECT count(*) FROM events WHERE kind = ?", (kind,)).fetchone()
         return int(n)
+
+    def validations(self) -> list[dict[str, Any]]:
+        """Return the validations that stand, without those of versions that were undone."""
+        found: dict[int, dict[str, Any]] = {}
+        query = (
+            "SELECT kind, policy_version, payload FROM events"
+            " WHERE kind IN ('validation', ?) ORDER BY seq"
+        )
+        for kind, version, payload in self._db.execute(query, (ROLLED_BACK,)):
+            if kind == ROLLED_BACK:
+                found = {v: one for v, one in found.items() if v <= version}
+            else:
+                found[version] = json.loads(payload)
+        return [found[version] for version in sorted(found)]
 
     def trajectory_rows(self, *, after_seq: int = 0, limit: int = -1) -> list[TrajectoryRow]:
         """Return the summaries of trajectories after ``after_seq``, in order."""

@@ -202,7 +202,12 @@ class JournalStore:
         )
         self._queue_again(policy_version, f"back to version {policy_version}: {clean_text(reason)}")
         db.execute("UPDATE batches SET state = 'rolled_back' WHERE batch >= ?", version)
-        db.execute("UPDATE metrics SET rolled_back = 1 WHERE policy_version >= ?", version)
+        # A validation measures the version itself, which stands, and not the batch taken at it.
+        db.execute(
+            "UPDATE metrics SET rolled_back = 1 WHERE policy_version > ?"
+            " OR (policy_version = ? AND name NOT LIKE 'validation/%')",
+            version * 2,
+        )
         payload = {"reason": clean_text(reason), "life": self._life}
         self.event(time_s, ROLLED_BACK, payload, policy_version=policy_version)
 

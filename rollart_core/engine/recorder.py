@@ -17,6 +17,7 @@ from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.engine.checkpoints import CallTrainer, Checkpoints
 from rollart_core.engine.controller import BatchRecord
+from rollart_core.engine.evaluate import EvaluationResult
 from rollart_core.engine.events import (
     AbortEpisode,
     DropGroup,
@@ -39,6 +40,7 @@ from rollart_core.engine.run_dir import RunState, checkpoint_folder
 from rollart_core.engine.swaps import SwapLedger
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.engine.totals import BatchTotals, Totals
+from rollart_core.engine.validations import SCORE, SUCCESS, Validation, Validations, spelled
 from rollart_core.errors import first_line
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
@@ -84,8 +86,15 @@ class RunRecorder:
         self._saved_version = -1
         self._train_step = 0
         self._swaps = SwapLedger()
+        self.validations = Validations(run.config.checkpoint.keep_best, run.config.stop.when)
+        """Those that stand."""
         self.gauges: Callable[[], Mapping[str, float]] = dict
         """What parts there are and what they have to do, for the metrics."""
+
+    @property
+    def saved_version(self) -> int:
+        """Policy version of the newest checkpoint that was taken or loaded."""
+        return self._saved_version
 
     def start(self) -> None:
         """Open the journal, start the trackers, tell the hooks."""
@@ -127,7 +136,9 @@ class RunRecorder:
         self._swaps.begin_again()
         self._saved_version, self._train_step = version, state.train_step
         await asyncio.to_thread(self._log.flush)
-        started = await asyncio.to_thread(self._comeback, state)
+        started, known = await asyncio.to_thread(self._comeback, state)
+        recorded = [Validation.from_dict(one) for one in state.validations]
+        self.validations.go_back(version, [*known, *recorded])
         self._next_ordinal = started.next_ordinal
         self._open = {g.group_id: g.task for g in started.returning}
         return started
@@ -146,6 +157,7 @@ class RunRecorder:
             num_requeued=self._num_requeued,
             open_groups=dict(self._open),
             train_wall_s=plan.wall_s + totals.elapsed_s,
+            validations=[one.as_dict() for one in self.validations.all],
         )
         folder = checkpoint_folder(self.run_dir, policy_version)
         await plan.trainer(
@@ -155,6 +167,35 @@ class RunRecorder:
         await asyncio.to_thread(self._log.flush)
         await self.checkpoints.finish(state)
         self._saved_version = policy_version
+
+    def validated(self, policy_version: int, result: EvaluationResult, wall_s: float) -> Validation:
+        """Keep a validation.
+
+        Raises:
+            ConfigError: When the run follows a metric that none of its environments has.
+        """
+        made = self.validations.add(policy_version, result)
+        self._log.event("validation", made.as_dict(), policy_version=policy_version)
+        metrics = {SUCCESS: made.success.mean, SCORE: made.score.mean, "validation/wall_s": wall_s}
+        self._log_metrics(self._train_step, policy_version, metrics)
+        self.tell(f"validation at version {policy_version}: {spelled(made)}")
+        return made
+
+    async def keep_best(self, policy_version: int) -> None:
+        """Keep the checkpoint of the best validation whose weights there are.
+
+        Args:
+            policy_version: What the trainer holds.
+        """
+        while (best := self.validations.best) is not None:
+            version = best.policy_version
+            if version == policy_version:
+                await self.checkpoint(version)
+            if self.checkpoints.has(version):
+                break
+            self.validations.leave_out(version)  # an earlier process did not keep its checkpoint
+        if best is not None and self.checkpoints.marks().get("best") != best.policy_version:
+            self.checkpoints.mark_best(best.policy_version, self.validations.point(best) or {})
 
     def close(self, report: Mapping[str, object]) -> None:
         """Flush and close everything, and tell the hooks."""
@@ -258,12 +299,17 @@ class RunRecorder:
             "time/wall_s": time.perf_counter() - self._totals.began,
         }
 
-    def _keep(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+    def _log_metrics(
+        self, train_step: int, policy_version: int, metrics: Mapping[str, float]
+    ) -> None:
         self._log.metrics(train_step, policy_version, metrics)
         for tracker in list(self._trackers):
             self._guard(
                 tracker, "log", metrics, train_step=train_step, policy_version=policy_version
             )
+
+    def _keep(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+        self._log_metrics(train_step, policy_version, metrics)
         plugins().observe(
             "rollart_train_step_finished",
             train_step=train_step,
@@ -291,17 +337,18 @@ class RunRecorder:
         line.update({k: last[k] for k in ("entropy", "grad_norm") if k in last})
         self._observer.progress(min(1.0, max(done)), line)
 
-    def _comeback(self, state: RunState) -> RunStarted:
-        """Read from the journal which groups come again."""
+    def _comeback(self, state: RunState) -> tuple[RunStarted, list[Validation]]:
+        """Read from the journal which groups come again, and which validations stand."""
         with JournalReader(self.run_dir) as journal:
             returning = {g.group_id: g for g in journal.returning()}
             known = journal.group_ids()
             next_ordinal = max(journal.next_ordinal(), state.next_ordinal)
+            validations = list(map(Validation.from_dict, journal.validations()))
         for group_id, task in state.open_groups.items():
             if group_id not in known:  # a power cut took the end of the journal
                 returning[group_id] = ReturningGroup(group_id, ordinal(group_id), task, (1,))
         groups = sorted(returning.values(), key=lambda g: g.ordinal)
-        return RunStarted(state.policy_version, next_ordinal, tuple(groups))
+        return RunStarted(state.policy_version, next_ordinal, tuple(groups)), validations
 
     def _guard(self, tracker: Tracker, method: str, *args: Any, **kwargs: Any) -> None:
         try:

@@ -106,11 +106,31 @@ def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
         for key in sorted(before)
         if before[key] != now.get(key) and not _is_free(key)
     ]
+    differing += _other_tasks(before, now)
     if differing:
         raise ConfigError(
             f"--resume {run_dir}: this is the journal of another config: {'; '.join(differing)}. "
             "Leave these as they were, or start a new run"
         )
+
+
+def _other_tasks(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the keys by which other training tasks are held out for validation than before."""
+    keys = [f"evaluation.{key}" for key in ("every_batches", "validation_tasks")]
+    held_out = [
+        tuple(config.get(key) for key in keys[1:])
+        if config.get(keys[0]) is not None and config.get("evaluation.validation_split") is None
+        else None
+        for config in (before, now)
+    ]
+    if held_out[0] == held_out[1]:
+        return []
+    return [
+        f"{key} ({before.get(key)!r} in the run, {now.get(key)!r} now, which would hold out other "
+        "training tasks for validation)"
+        for key in (*keys, "evaluation.validation_split")
+        if before.get(key) != now.get(key)
+    ]
 
 
 def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> int:

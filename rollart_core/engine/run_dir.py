@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rollart_core import strict_json
 from rollart_core.engine.tasks import TaskSourceState
@@ -78,6 +79,8 @@ class RunState:
     open_groups: Mapping[str, Task]
     """Each group that was begun and neither trained nor dropped; the journal knows more of it."""
     train_wall_s: float
+    validations: Sequence[Mapping[str, Any]] = ()
+    """Those so far, as :meth:`rollart_core.engine.validations.Validation.as_dict` gives them."""
 
     def write(self, folder: Path, files: Mapping[str, object]) -> None:
         """Put it beside the weights, with what is to be known of their ``files``."""

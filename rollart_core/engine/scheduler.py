@@ -6,6 +6,7 @@
     TicketExpired ----------------|--> Scheduler.handle --> CompleteGroup, DropGroup
     GroupKept / GroupFiltered ----|                    +--> TrainBatch
     BatchTrained, StopRequested --+                    +--> StopRun
+    PlacesLent -------------------+
 
 Takes: one event at a time. Gives: the actions it unblocks. Never: does I/O, reads a clock or waits.
 
@@ -45,6 +46,7 @@ from rollart_core.engine.events import (
     GroupFiltered,
     GroupKept,
     LoseTicket,
+    PlacesLent,
     ReturningGroup,
     RunStarted,
     SchedulePolicy,
@@ -149,12 +151,18 @@ class Scheduler:
         self._retries: deque[_Member] = deque()
         self._queue: deque[_Member] = deque()
         self._num_running = 0
+        self._num_lent = 0
         self._unconsumed = Deadlines()
         self._ready = Deadlines()
         self._attempts = Attempts(policy.failure_window)
         self._num_equal = 0
         self._counts = _Counts()
         self._actions: list[Action] = []
+
+    @property
+    def num_running(self) -> int:
+        """Episodes that hold a place."""
+        return self._num_running
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event and return what is to be done now, in order.
@@ -288,6 +296,9 @@ class Scheduler:
 
     def _on_stop_requested(self, event: StopRequested) -> None:
         self._begin_stop(event.reason, "requested")
+
+    def _on_places_lent(self, event: PlacesLent) -> None:
+        self._num_lent = event.num_places
 
     # Members and groups
 
@@ -455,7 +466,7 @@ class Scheduler:
                 self._drop(group, "too_stale", requeue=True)
 
     def _dispatch(self) -> None:
-        while self._num_running < self.policy.max_concurrent:
+        while self._num_running + self._num_lent < self.policy.max_concurrent:
             member = self._next_queued()
             if member is None:
                 if not self._may_admit():
@@ -543,6 +554,7 @@ _HANDLERS: Mapping[type, object] = {
     WeightsLoaded: Scheduler._on_weights_loaded,
     BatchTrained: Scheduler._on_batch_trained,
     StopRequested: Scheduler._on_stop_requested,
+    PlacesLent: Scheduler._on_places_lent,
 }
 
 

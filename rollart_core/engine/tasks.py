@@ -7,7 +7,7 @@ an environment. The same arguments give the same order on every machine and Pyth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count, islice
@@ -45,6 +45,7 @@ class TaskSource:
         seed: int,
         *,
         task_seeds: TaskSeeds = "by_split",
+        index_of: Callable[[int], int] | None = None,
     ) -> None:
         """Start at the first task.
 
@@ -54,6 +55,8 @@ class TaskSource:
             num_tasks: How many tasks the split has; None: without end, in the order 0, 1, 2, ...
             seed: The seed of the run.
             task_seeds: What the seeds of the tasks are made from.
+            index_of: Where some tasks of the split are left out: the index of the i-th of the
+                others, of which there are ``num_tasks``.
 
         Raises:
             ValueError: When the split is empty.
@@ -64,6 +67,7 @@ class TaskSource:
         self._num_tasks = num_tasks
         self._seed = seed
         self._task_seeds = task_seeds
+        self._index_of = index_of or _itself
         self._position = 0
         self._requeued: deque[Task] = deque()
         self._epoch = -1
@@ -75,7 +79,7 @@ class TaskSource:
             return self._requeued.popleft()
         index = self._index_at(self._position)
         self._position += 1
-        return self._task(index)
+        return self._task(self._index_of(index))
 
     def requeue(self, task: Task) -> None:
         """Put a task back, to come before all new ones."""
@@ -116,6 +120,7 @@ def held_out_tasks(
     *,
     num_tasks: int | None = None,
     task_seeds: TaskSeeds = "by_split",
+    index_of: Callable[[int], int] | None = None,
 ) -> list[Task]:
     """Return ``n`` tasks for evaluation: always the same, none twice until the split is used up.
 
@@ -126,12 +131,14 @@ def held_out_tasks(
         seed: The seed of the run.
         num_tasks: How many tasks the split has; None: without end.
         task_seeds: What the seeds of the tasks are made from.
+        index_of: As of :class:`TaskSource`.
 
     Raises:
         ValueError: When the split is empty.
     """
     _check_not_empty(env_id, split, num_tasks)
-    indices = count() if num_tasks is None else _cycle(num_tasks, seed, split)
+    numbers = count() if num_tasks is None else _cycle(num_tasks, seed, split)
+    indices = map(index_of or _itself, numbers)
     return [
         Task(env_id, split, i, task_seed(seed, split, i, task_seeds)) for i in islice(indices, n)
     ]
@@ -169,6 +176,10 @@ def _permutation(n: int, seed: int, split: str, epoch: int) -> list[int]:
 
 def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _itself(index: int) -> int:
+    return index
 
 
 def _check_not_empty(env_id: str, split: str, num_tasks: int | None) -> None:

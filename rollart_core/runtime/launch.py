@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from rollart_core.engine.events import StopRun
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.resume import check_resume
-from rollart_core.engine.run_dir import TRAINED_MODEL, RunState, new_run_dir, write_json
+from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
 from rollart_core.engine.run_lock import run_lock
-from rollart_core.errors import RollartError, TooManyFailures, TrainerLost
+from rollart_core.errors import RollartError, TooManyFailures
 from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.router import Router, combined
 from rollart_core.rollout.teacher import RunEpisode
@@ -44,6 +44,8 @@ from rollart_core.runtime.planning import RunPlan
 from rollart_core.runtime.report import RunReport, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
+from rollart_core.runtime.trained_model import ModelParts, TrainedModel
+from rollart_core.runtime.validator import Validator, ValidatorParts
 from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
 from rollart_core.types import Task, Ticket, Trajectory
 
@@ -153,6 +155,7 @@ class _Launch:
                 run_episode=plan.watched(await self._episodes(runtime, recorder), router),
                 source=source,
                 scoring=self._envs.scoring,
+                validator=self._validator(recorder),
             ),
         )
         await training.prepare(state)
@@ -164,12 +167,16 @@ class _Launch:
             finally:
                 await plan.close()
         engine = combined(await router.stats())
+        parts = ModelParts(recorder, trainer, router, self._observer.message)
+        model = TrainedModel(self._config, parts)
+        await model.settle()
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
         if not self._interrupted and stop.kind != "failures":
             after = await self._evaluate("after")
         async with self._phase("save"):
-            await self._export(trainer, recorder, model_path)
+            await model.export(model_path)
         report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
+        report = replace(report, **model.facts())
         write_json(run_dir / "report.json", report.as_dict())
         return report
 
@@ -183,16 +190,19 @@ class _Launch:
         teacher = await runtime.start_teacher()
         return teacher.after(episodes)
 
-    async def _export(self, trainer: TrainerHandle, recorder: RunRecorder, model_path: str) -> None:
-        """Write the trained model; a trainer that is lost over it gets one more try."""
-        target = str(recorder.run_dir / TRAINED_MODEL)
-        try:
-            await trainer.call("export_hf", target, model_path)
-        except TrainerLost as e:
-            self._observer.message(f"The trainer is lost ({e}); it is started again.")
-            await trainer.restart()
-            await recorder.checkpoints.load_newest(trainer.call)
-            await trainer.call("export_hf", target, model_path)
+    def _validator(self, recorder: RunRecorder) -> Validator | None:
+        """Return what validates while training; None where there is no validation."""
+        evaluation = self._config.evaluation
+        if evaluation.every_batches is None:
+            return None
+        tasks = self._envs.validation_tasks()
+        if len(tasks) < evaluation.validation_tasks:
+            wanted = evaluation.validation_tasks
+            self._observer.message(
+                f"Validations have {len(tasks)} tasks, not {wanted}: there are no more, or more "
+                "than a fifth of the training tasks would be needed."
+            )
+        return Validator(self._config, ValidatorParts(recorder, tasks, self._sample))
 
     def _fail(self, error: RollartError) -> None:
         """End training; outside of it what needs the lost part fails by itself."""
@@ -269,6 +279,9 @@ class _Launch:
         if not self._warm.reached:
             self._observer.message(_fell_short(self._warm, config.until_success))
 
+    async def _sample(self, version: int, ticket: Ticket) -> Trajectory:
+        return await self._attempt(version, None, ticket)
+
     async def _attempt(self, version: int, temperature: float | None, ticket: Ticket) -> Trajectory:
         return await self._envs.run_episode(ticket, version, temperature=temperature)
 
@@ -316,6 +329,7 @@ class _Launch:
         stop = self._config.stop
         limits = [f"{stop.batches} batches"] if stop.batches else []
         limits += [f"{stop.wall_s:g} s"] if stop.wall_s else []
+        limits += ["stop.when"] if stop.when else []
         return f"{self._config.algorithm.id}, until " + " or ".join(limits)
 
     # The end

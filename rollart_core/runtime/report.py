@@ -6,7 +6,7 @@ Takes: numbers. Gives: :class:`RunReport`. Never: computes or renders.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rollart_core.engine.estimates import mean_interval
@@ -62,6 +62,19 @@ class RunReport:
     """Where the hardware mapper put everything, and why."""
     rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Reward -> what its scores have cost, evaluations included: calls, seconds, cold starts."""
+    validations: Sequence[Mapping[str, object]] = ()
+    """Those that stand: policy version, success and score with their intervals, episodes."""
+    best: Mapping[str, object] | None = None
+    """The best of them: ``policy_version``, ``metric``, ``value`` with its interval; of equal ones
+    the earliest."""
+    last: Mapping[str, object] | None = None
+    """The last one, likewise."""
+    model_policy_version: int | None = None
+    """Whose weights ``model-trained/`` holds and ``after`` measures."""
+    choice: str = ""
+    """How that was chosen."""
+    fell: str = ""
+    """By how much the last validation fell below the best, if by more than its 95% interval."""
     envs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Each environment: see :mod:`rollart_core.runtime.env_reports`."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from rollart_core.config_model import RemoteModel
 from rollart_core.contracts.adapter import split_id
 from rollart_core.engine.curriculum import CurriculumTasks
+from rollart_core.engine.holdout import Holdout, hold_out
 from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
 from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.errors import ConfigError
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 WhichSplit = Literal["split", "evaluation_split", "check_split"]
 """To train on, to evaluate on, or for the checks of the warm start."""
+SplitTasks = tuple[int | None, Callable[[int], int] | None]
+"""How many tasks a list is made of, and the index of each in its split; None: all of them."""
 
 
 class RunEnvs:
@@ -50,6 +53,7 @@ class RunEnvs:
         self._run = run
         self._envs = run.envs
         self._num_tasks: dict[tuple[str, str], int | None] = {}
+        self._holdouts: dict[str, Holdout] = {}
         self._parts: dict[str, EpisodeParts] = {}
         self._agent_names: set[str] = set()
         self._agents: RunAgents | None = None
@@ -62,19 +66,37 @@ class RunEnvs:
         for env in self._envs:
             if await _is_agent(env, workers):
                 self._agent_names.add(env.name)
-            for split in dict.fromkeys((env.split, env.evaluation_split, env.check_split)):
+            splits = (env.split, env.evaluation_split, env.check_split, env.validation_split)
+            for split in dict.fromkeys(splits):
                 if split:
                     count = await workers.call("num_tasks", env_ref(env), split)
                     self._num_tasks[env.name, split] = count
+        await self._hold_out(workers)
+
+    async def _hold_out(self, workers: EnvPool) -> None:
+        """Take the tasks of validations out of those of training, where no split is for them."""
+        evaluation = self._run.config.evaluation
+        if evaluation.every_batches is None:
+            return
+        for env, share in zip(self._envs, self._shares(evaluation.validation_tasks), strict=True):
+            if env.validation_split:
+                continue
+            num_tasks = self._num_tasks[env.name, env.split]
+            clusters = None
+            if num_tasks is not None:
+                clusters = await workers.call("task_clusters", env_ref(env), env.split)
+            self._holdouts[env.name] = hold_out(env.spec.id, env.split, num_tasks, share, clusters)
 
     def source(self) -> Tasks:
         """Return the tasks to train on, at their beginning."""
         seed, task_seeds = self._run.config.seed, self._run.config.task_seeds
-        counts = [self._num_tasks[env.name, env.split] for env in self._envs]
-        sources = [
-            TaskSource(env.name, env.split, num_tasks, seed, task_seeds=task_seeds)
-            for env, num_tasks in zip(self._envs, counts, strict=True)
-        ]
+        sources = []
+        for env in self._envs:
+            num_tasks, index_of = self._of_split(env, env.split)
+            source = TaskSource(
+                env.name, env.split, num_tasks, seed, task_seeds=task_seeds, index_of=index_of
+            )
+            sources.append(source)
         weighted = [
             WeightedSource(source, env.weight)
             for source, env in zip(sources, self._envs, strict=True)
@@ -91,22 +113,51 @@ class RunEnvs:
         """Return a fixed list of ``n`` tasks, each environment's share evenly among the others."""
         seed = self._run.config.seed
         lists = []
-        for env, share in zip(self._envs, shares([e.weight for e in self._envs], n), strict=True):
-            lists.append(self._listed(env.name, getattr(env, which), share))
+        for env, share in zip(self._envs, self._shares(n), strict=True):
+            split: str = getattr(env, which)
+            num_tasks, index_of = self._of_split(env, split)
+            lists.append(self._listed(env.name, split, share, num_tasks, index_of))
+        return lists[0] if len(lists) == 1 else interleaved(lists, seed)
+
+    def validation_tasks(self) -> list[Task]:
+        """Return the tasks of every validation: none twice, and none that is trained on."""
+        seed, lists = self._run.config.seed, []
+        wanted = self._run.config.evaluation.validation_tasks
+        for env, share in zip(self._envs, self._shares(wanted), strict=True):
+            split, index_of = env.validation_split or env.split, None
+            num_tasks = self._num_tasks[env.name, split]
+            if not env.validation_split:
+                holdout = self._holdouts[env.name]
+                num_tasks, index_of = holdout.num_held, holdout.held
+            n = share if num_tasks is None else min(share, num_tasks)
+            lists.append(self._listed(env.name, split, n, num_tasks, index_of))
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
     def held_out(self, name: str, n: int) -> list[Task]:
         """Return up to ``n`` held-out tasks of an environment: always the same, none twice."""
         env = next(env for env in self._envs if env.name == name)
         split = env.evaluation_split
-        num_tasks = self._num_tasks[name, split]
+        num_tasks, index_of = self._of_split(env, split)
         n = n if num_tasks is None else min(n, num_tasks)
-        return self._listed(name, split, n)
+        return self._listed(name, split, n, num_tasks, index_of)
 
-    def _listed(self, name: str, split: str, n: int) -> list[Task]:
-        config, num_tasks = self._run.config, self._num_tasks[name, split]
+    def _listed(
+        self,
+        name: str,
+        split: str,
+        n: int,
+        num_tasks: int | None,
+        index_of: Callable[[int], int] | None,
+    ) -> list[Task]:
+        config = self._run.config
         return held_out_tasks(
-            name, split, n, config.seed, num_tasks=num_tasks, task_seeds=config.task_seeds
+            name,
+            split,
+            n,
+            config.seed,
+            num_tasks=num_tasks,
+            task_seeds=config.task_seeds,
+            index_of=index_of,
         )
 
     async def has_oracle(self, env: ResolvedEnv, workers: EnvPool) -> bool:
@@ -209,6 +260,17 @@ class RunEnvs:
             expert=Baseline(name),
         )
         return await run_episode(ticket, 0, parts)
+
+    def _shares(self, n: int) -> list[int]:
+        """Return how many of ``n`` tasks are of each environment."""
+        return shares([env.weight for env in self._envs], n)
+
+    def _of_split(self, env: ResolvedEnv, split: str) -> SplitTasks:
+        """Return the tasks of a split without those of validations."""
+        holdout = self._holdouts.get(env.name) if split == env.split else None
+        if holdout is None:
+            return self._num_tasks[env.name, split], None
+        return holdout.num_kept, holdout.kept
 
     def _talk(self, model_path: str) -> tuple[Callable[[], Talk], tuple[int, ...]]:
         """Return how conversations begin, and the tokens that end a turn of the policy."""

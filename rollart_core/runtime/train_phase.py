@@ -31,6 +31,7 @@ from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.base import TrainerHandle
 from rollart_core.runtime.restarts import Restarts
+from rollart_core.runtime.validator import Validator
 from rollart_core.types import Group, Ticket, Trajectory
 
 
@@ -46,6 +47,8 @@ class TrainParts:
     """At its beginning."""
     scoring: Scoring | None = None
     """Frees the places of episodes that wait for their score; None: they hold them."""
+    validator: Validator | None = None
+    """None: there is no validation."""
 
 
 class TrainPhase:
@@ -108,6 +111,7 @@ class TrainPhase:
     async def _live(self, started: RunStarted) -> StopRun:
         """Run until the end, or until the trainer is lost."""
         parts, config = self._parts, self._config
+        await self._validate_first(started.policy_version)
         scheduler = Scheduler(schedule_policy(self._run), parts.source)
         controller = self._controller = Controller(
             ControllerParts(
@@ -121,6 +125,7 @@ class TrainPhase:
                 scoring=parts.scoring,
                 curriculum=_curriculum(parts.source),
                 drops_equal=config.rollout.equal_groups == "replace",
+                validator=parts.validator,
             ),
             ticket_s=config.deadlines.ticket_s,
             wall_s=self._seconds_left(),
@@ -131,11 +136,24 @@ class TrainPhase:
             stop = await controller.run(started)
             if stop.kind != "done":
                 self._stop_reason = stop.reason  # also should the last checkpoint fail
-            await parts.recorder.checkpoint(scheduler.snapshot().policy_version)
+            version = scheduler.snapshot().policy_version
+            await parts.recorder.checkpoint(version)
+            if parts.validator is not None and stop.kind != "failures":
+                await parts.validator.finish(version, parts.engines.load_weights)
             return stop
         finally:
             self._controller = None
             parts.recorder.end_life(scheduler.snapshot())
+
+    async def _validate_first(self, version: int) -> None:
+        """Validate what the engines hold before a life begins; it may be that nothing is left."""
+        validator = self._parts.validator
+        if validator is None:
+            return
+        if validator.is_due(version):
+            await validator.validate(version)
+        if (reason := validator.stop_reason()) and self._stop_reason is None:
+            self._stop_reason = reason
 
     async def _bring_back(self, error: TrainerLost) -> RunStarted:
         """Start the trainer again, and go back to the newest checkpoint."""
@@ -173,6 +191,8 @@ class TrainPhase:
     def request_stop(self, reason: str) -> None:
         """Ask for the end; a batch in training is finished first."""
         self._stop_reason = reason
+        if self._parts.validator is not None:
+            self._parts.validator.cancel()
         if self._controller is not None:
             self._controller.request_stop(reason)
 
