@@ -25,6 +25,7 @@ from rollart_core import (
     config_rewards,
     config_runtime,
     config_shape,
+    config_trainer,
     config_training,
     registry,
 )
@@ -67,6 +68,7 @@ CONFIG = (
     config_rewards,
     config_runtime,
     config_shape,
+    config_trainer,
     config_training,
 )
 """The modules that the sections of a run config are in."""

@@ -281,7 +281,7 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if gain:
         bracket = _bracket(gain, "+.3f")
         yield "score gained", f"{_float(gain.get('mean')):+.3f}{bracket and f'{bracket} (95%)'}"
-    yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
+    yield "train steps", _updates(report)
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
     yield "tokens/s", _throughput(report)
@@ -290,6 +290,12 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
     yield "ended", str(report.get("stop_reason", ""))
     yield "run directory", str(report.get("run_dir"))
+
+
+def _updates(report: Mapping[str, object]) -> str:
+    skipped = report.get("skipped_updates")
+    text = f"{_float(report.get('train_steps')):,.0f}"
+    return f"{text}, {_float(skipped):,.0f} skipped" if skipped else text
 
 
 def _throughput(report: Mapping[str, object]) -> str:

@@ -1,0 +1,1 @@
+"""How training is controlled: schedules, clipping, the guard. Torch-free."""
