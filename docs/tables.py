@@ -26,6 +26,7 @@ from rollart_core import (
     config_rewards,
     config_runtime,
     config_shape,
+    config_trainer,
     config_training,
     registry,
 )
@@ -69,6 +70,7 @@ CONFIG = (
     config_rewards,
     config_runtime,
     config_shape,
+    config_trainer,
     config_training,
 )
 """The modules that the sections of a run config are in."""

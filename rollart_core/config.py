@@ -19,6 +19,7 @@ from rollart_core.config_model import Model
 from rollart_core.config_rewards import Scoring
 from rollart_core.config_runtime import InlineRuntime, Runtime, Scaling
 from rollart_core.config_shape import AskedWorkload
+from rollart_core.config_trainer import Trainer as Trainer
 from rollart_core.config_training import Critic, Curriculum, LoRA, Reference, Shaping, Teacher
 
 
@@ -103,40 +104,6 @@ class Rollout(Section):
     """What becomes of a turn that new weights come under: it goes on with them, its first tokens
     being of the version before; or it is generated again from its beginning (``max_staleness`` of
     1 or more only). Earlier turns stay as they are; a restart is no failure."""
-
-
-class Trainer(Section):
-    """How weights are updated."""
-
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    """Of AdamW."""
-    warmup_train_steps: Annotated[int, Field(ge=0)] = 5
-    """Train steps over which the learning rate rises to ``lr``."""
-    beta1: float = 0.9
-    """Of AdamW."""
-    beta2: float = 0.999
-    """Of AdamW."""
-    eps: float = 1e-8
-    """Of AdamW."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the gradient."""
-    updates_per_batch: PositiveInt = 1
-    """Optimizer updates (train_steps) per batch of groups; one weight publication follows them."""
-    max_tokens_per_microbatch: PositiveInt = 8192
-    """Tokens in one forward and backward pass; lower it to save memory."""
-    kernels: Literal["auto", "native", "torch"] = "auto"
-    """``native``: CPU functions compiled at first use by the machine's C compiler; ``auto``: where
-    there is one."""
-    autocast: Literal["off", "bfloat16"] = "off"
-    """What matrix products are computed in."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass, and compute the layer again there:
-    less memory, about a third more work. Shared prefixes are then computed for each sample."""
-    collective_timeout_s: Seconds | None = None
-    """A call among trainer ranks (``runtime.num_trainer_ranks`` above 1) that takes longer has
-    failed; none: 600 s."""
 
 
 class Deadlines(Section):

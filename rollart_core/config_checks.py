@@ -16,6 +16,7 @@ from rollart_core.config_envs import EnvEntry
 from rollart_core.config_model import ModelPath, RemoteModel
 from rollart_core.config_rewards import scoring_problems
 from rollart_core.config_runtime import RayRuntime
+from rollart_core.config_schedule import schedule_problems
 from rollart_core.config_validation import validation_problems
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import did_you_mean
@@ -62,6 +63,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
     problems += _ray_problems(config)
     problems += scoring_problems(config)
     problems += validation_problems(config)
+    problems += schedule_problems(config)
     return problems + without_effect(config)
 
 

@@ -119,7 +119,9 @@ def measure(asked: Mapping[str, int]) -> dict[str, float]:
 class NoTrainer:
     """Publishes at once."""
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[Any]:
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[Any]:
         """Learn nothing."""
         return []
 

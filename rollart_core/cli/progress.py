@@ -286,7 +286,7 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "best validation", _validated(best)
         yield "last validation", _validated(last)
         yield "trained model", str(choice)
-    yield "train steps", f"{_float(report.get('train_steps')):,.0f}"
+    yield "train steps", _updates(report)
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
     yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
     yield "tokens/s", _throughput(report)
@@ -303,6 +303,12 @@ def _validated(point: Mapping[str, object]) -> str:
     form = ".1%" if metric.endswith("success") else ".3f"
     value = f"{_float(point.get('value')):{form}}{_bracket(point, form)}"
     return f"{metric} {value} at version {point.get('policy_version')}" if point else "none"
+
+
+def _updates(report: Mapping[str, object]) -> str:
+    skipped = report.get("skipped_updates")
+    text = f"{_float(report.get('train_steps')):,.0f}"
+    return f"{text}, {_float(skipped):,.0f} skipped" if skipped else text
 
 
 def _throughput(report: Mapping[str, object]) -> str:

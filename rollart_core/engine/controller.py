@@ -62,8 +62,10 @@ from rollart_core.types import Group, Ticket, Trajectory
 class TrainerPart(Protocol):
     """The trainer, wherever it executes."""
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
-        """Update the weights on a batch."""
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
+        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
 
     async def publish(self, policy_version: int) -> Publication:
         """Put the present weights on the channel."""
@@ -156,6 +158,8 @@ class ControllerParts:
     """What hears of groups that have ended, where the run has one."""
     validator: Validator | None = None
     """None: there is no validation."""
+    used_share: Callable[[int], float] | None = None
+    """From a version to the used share of ``stop``, for a schedule over it; none: not needed."""
 
 
 class Controller:
@@ -307,7 +311,9 @@ class Controller:
         groups = self._parts.buffer.take(action.group_ids)
         self._parts.recorder.batch_taken(groups, action.policy_version)
         began = time.perf_counter()
-        reports = await self._parts.trainer.train_batch(groups, action.policy_version)
+        version, used = action.policy_version, self._parts.used_share
+        progress = used(version) if used is not None else None
+        reports = await self._parts.trainer.train_batch(groups, version, progress=progress)
         publication = await self._parts.trainer.publish(action.policy_version + 1)
         self._load(publication.policy_version)
         record = BatchRecord(

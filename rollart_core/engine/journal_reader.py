@@ -164,6 +164,11 @@ class JournalReader:
         )
         return self._rows(MetricRow, query, name, name, rolled_back)
 
+    def last_train_step(self) -> int:
+        """Return the largest number that the metrics of a train_step have; 0 without any."""
+        (last,) = self._db.execute("SELECT max(train_step) FROM metrics").fetchone()
+        return int(last or 0)
+
     def returning(self) -> list[ReturningGroup]:
         """Return the groups that wait to be done again, the oldest first."""
         query = (

@@ -39,7 +39,7 @@ from rollart_core.engine.observer import RunObserver
 from rollart_core.engine.run_dir import RunState, checkpoint_folder
 from rollart_core.engine.swaps import SwapLedger
 from rollart_core.engine.tasks import TaskSourceState
-from rollart_core.engine.totals import BatchTotals, Totals
+from rollart_core.engine.totals import BatchTotals, Totals, is_update
 from rollart_core.engine.validations import SCORE, SUCCESS, Validation, Validations, spelled
 from rollart_core.errors import first_line
 from rollart_core.plugins import plugins
@@ -85,6 +85,7 @@ class RunRecorder:
         self._num_requeued = 0
         self._saved_version = -1
         self._train_step = 0
+        self._last_report = 0
         self._swaps = SwapLedger()
         self.validations = Validations(run.config.checkpoint.keep_best, run.config.stop.when)
         """Those that stand."""
@@ -258,13 +259,14 @@ class RunRecorder:
         members = [t for g in record.groups for t in g.trajectories]
         staleness = staleness_histogram(record.groups, record.policy_version)
         self._totals.by_batch[record.policy_version] = BatchTotals.of(
-            members, staleness, len(record.train_steps)
+            members, staleness, [is_update(r.metrics) for r in record.train_steps]
         )
         shared = self._batch_metrics(record)
         self._log.batch_trained(record.policy_version)
         for report in record.train_steps:
             metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
-            self._keep(report.train_step, record.policy_version, metrics)
+            self._last_report += 1
+            self._keep(self._last_report, record.policy_version, metrics)
             self._train_step = report.train_step
         self._show(shared, record)
         version = record.publication.policy_version
@@ -344,6 +346,7 @@ class RunRecorder:
             known = journal.group_ids()
             next_ordinal = max(journal.next_ordinal(), state.next_ordinal)
             validations = list(map(Validation.from_dict, journal.validations()))
+            self._last_report = max(self._last_report, journal.last_train_step())
         for group_id, task in state.open_groups.items():
             if group_id not in known:  # a power cut took the end of the journal
                 returning[group_id] = ReturningGroup(group_id, ordinal(group_id), task, (1,))

@@ -166,9 +166,11 @@ class MetricRow:
     """One metric of one train_step."""
 
     train_step: int
+    """Number of the report, from 1, in the order of writing: whether or not its update was taken,
+    and never used again. In older journals two batches may share one."""
     policy_version: int
     name: str
     value: float | None
     """None when it was not a number."""
     rolled_back: bool
-    """True when the train_step was undone; it may have been taken again since."""
+    """True when the train_step was undone; what was trained instead has other numbers."""

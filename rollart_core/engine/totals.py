@@ -52,6 +52,8 @@ class BatchTotals:
     """What one batch adds."""
 
     train_steps: int
+    """Updates that were taken."""
+    skipped_updates: int
     staleness: Counter[int]
     lengths: Lengths
     by_env: Counter[str] = field(default_factory=Counter)
@@ -59,14 +61,20 @@ class BatchTotals:
 
     @classmethod
     def of(
-        cls, members: Sequence[Trajectory], staleness: Counter[int], train_steps: int
+        cls, members: Sequence[Trajectory], staleness: Counter[int], updates: Sequence[bool]
     ) -> BatchTotals:
-        """Sum up a batch."""
+        """Sum up a batch; ``updates`` says of each of its reports whether its update was taken."""
         lengths = Lengths()
         for trajectory in members:
             lengths.add(trajectory)
         by_env = Counter(trajectory.ticket.task.env_id for trajectory in members)
-        return cls(train_steps, staleness, lengths, by_env)
+        taken = sum(updates)
+        return cls(taken, len(updates) - taken, staleness, lengths, by_env)
+
+
+def is_update(metrics: Mapping[str, float]) -> bool:
+    """Return whether the update of a report was taken: one without signal, or skipped, was not."""
+    return metrics.get("updated", 1.0) > 0
 
 
 @dataclass(slots=True)
@@ -172,6 +180,7 @@ class Totals:
         staleness = sum((b.staleness for b in batches), Counter[int]())
         return {
             "train_steps": sum(b.train_steps for b in batches),
+            "skipped_updates": sum(b.skipped_updates for b in batches),
             "batches": len(batches),
             "train_wall_s": self.wall_s,
             "tokens_per_s": self.tokens / wall_s,

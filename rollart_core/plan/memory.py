@@ -3,7 +3,8 @@
     a trainer rank of N, in bytes (P parameters, of which O outside of L layers; b bytes a value
     where layers are computed)
         weights 4 P / N, gradients 4 P / N, Adam's moments 8 P / N       all of them float32: there
-        is no other master copy (ZeRO, arXiv 1910.02054, section 3.1, stage 3)
+        is no other master copy (ZeRO, arXiv 1910.02054, section 3.1, stage 3); with trainer.max_kl
+        a copy of weights and moments, 12 P / N
         gathered  2 b O + max(3 b l + 4 l, 4 O), l = (P - O) / L: FSDP2 keeps the outermost group
         and its gradient whole, and of layers one at work, the next, and the gradient of one, which
         is summed over ranks in float32
@@ -62,6 +63,8 @@ class TrainingNumbers:
     """Models of the same size beside the policy that are not trained."""
     num_critics: int = 0
     """Models of the same size beside the policy that are trained."""
+    bounds_steps: bool = False
+    """Whether parameters and moments are copied before each step (``trainer.max_kl``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def rank_bytes(model: ModelShape, run: TrainingNumbers) -> dict[str, float]:
         "weights": 4 * shard * (1 + run.num_critics),
         "gradients": 4 * shard * (1 + run.num_critics),
         "Adam's moments": 8 * shard * (1 + run.num_critics),
+        "copy before a step": 12 * shard * run.bounds_steps,
         "reference": 4 * shard * run.num_references,
         "gathered": _gathered(model, run),
         "activations": _activations(model, run),

@@ -75,6 +75,7 @@ def training_numbers(
         recomputes=config.trainer.activation_checkpointing,
         bytes_per_value=2.0 if in_bfloat16 else 4.0,
         num_references=int(config.reference is not None or bool(kl)),
+        bounds_steps=config.trainer.max_kl is not None,
         num_critics=int(config.critic is not None and config.critic.backbone == "own"),
     )
 

@@ -26,8 +26,10 @@ class TrainerHandle(Protocol):
     on_lost: Callable[[RollartError], None] | None
     """Called with ``TrainerLost`` when it dies, whether or not it was asked for anything."""
 
-    async def train_batch(self, groups: list[Any], policy_version: int) -> list[Any]:
-        """Update the weights on a batch."""
+    async def train_batch(
+        self, groups: list[Any], policy_version: int, *, progress: float | None = None
+    ) -> list[Any]:
+        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
 
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step."""

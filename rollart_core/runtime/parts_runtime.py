@@ -23,6 +23,7 @@ from rollart_core.boxes.reap import reap_at_leisure
 from rollart_core.config_base import PluginRef
 from rollart_core.config_checks import num_engines
 from rollart_core.config_model import NewModel, RemoteModel
+from rollart_core.config_schedule import trainer_section
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import RollartError, UserError
@@ -138,7 +139,7 @@ class PartsRuntime(ABC):
             partial(self.new_part, "trainer"),
             config.runtime.num_trainer_ranks,
             {
-                "config": config.trainer,
+                "config": trainer_section(config),
                 "algorithm": self.run.algorithm,
                 "algorithms": {e.name: e.algorithm for e in self.run.envs if e.algorithm},
                 "model": model,

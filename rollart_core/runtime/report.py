@@ -27,6 +27,7 @@ class RunReport:
     ok: bool
     """False when the run stopped itself or was interrupted."""
     train_steps: int
+    """Updates taken: ``skipped_updates`` are not among them."""
     batches: int
     """Weight publications of the RL phase."""
     wall_s: float
@@ -41,6 +42,9 @@ class RunReport:
     """Versions -> trained samples."""
     failures: Mapping[str, int]
     """Kind -> failed attempts of the RL phase."""
+    skipped_updates: int = 0
+    """Updates not taken: no sample had an advantage, a gradient was not finite or an outlier, or
+    the step was too large; the metrics of each say which."""
     rolled_back: Mapping[str, int] = field(default_factory=dict)
     """``batches``, ``train_steps`` and ``trajectories`` that were undone since the trainer was
     lost; no other count here holds them."""

@@ -124,6 +124,7 @@ class TrainPhase:
                 recorder=parts.recorder,
                 scoring=parts.scoring,
                 curriculum=_curriculum(parts.source),
+                used_share=self._used_share if self._follows_stop else None,
                 drops_equal=config.rollout.equal_groups == "replace",
                 validator=parts.validator,
             ),
@@ -177,6 +178,18 @@ class TrainPhase:
                 continue
             await parts.engines.load_weights(state.policy_version)
             return await parts.recorder.go_back(state, f"the trainer was lost: {error}")
+
+    @property
+    def _follows_stop(self) -> bool:
+        return self._config.trainer.schedule.over == "stop"
+
+    def _used_share(self, policy_version: int) -> float:
+        """Return how much of ``stop`` is used, in [0, 1]: of batches or time, whichever is more."""
+        stop, left_s = self._config.stop, self._seconds_left()
+        used = [policy_version / stop.batches] if stop.batches else []
+        if stop.wall_s is not None and left_s is not None:
+            used.append(1 - left_s / stop.wall_s)
+        return min(1.0, max(0.0, *used, 0.0))
 
     def _wall_s_left(self, resumed: RunState | None) -> float:
         wall_s = self._config.stop.wall_s

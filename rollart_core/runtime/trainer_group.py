@@ -112,9 +112,13 @@ class TrainerGroup:
         await self.close()
         await self.start()
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
-        """Update the weights on a batch."""
-        reports: list[TrainStepReport] = await self.call("train_batch", groups, policy_version)
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
+        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
+        reports: list[TrainStepReport] = await self.call(
+            "train_batch", groups, policy_version, progress=progress
+        )
         return reports
 
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -74,8 +75,14 @@ def save(path: str, state: State) -> None:
     replace_folder(Path(path), write)
 
 
-def load(path: str, state: State) -> None:
+def load(path: str, state: State, *, optional: Sequence[str] = ()) -> None:
     """Load a checkpoint into the tensors of ``state``.
+
+    Args:
+        path: The checkpoint.
+        state: Names and tensors.
+        optional: Single tensors that are removed from ``state`` when the checkpoint has none of
+            that name and shape.
 
     Raises:
         ConfigError: When ``path`` holds no checkpoint, a damaged one, or one of another model.
@@ -85,12 +92,25 @@ def load(path: str, state: State) -> None:
     with distributed.together():
         _check_sums(Path(path))
     try:
+        _leave_out_missing(path, state, optional)
         with _quiet():
             dcp_load(state, checkpoint_id=path, no_dist=distributed.world_size() == 1)
     except (KeyError, ValueError, RuntimeError, OSError, EOFError, CheckpointException) as e:
         raise ConfigError(
             f"the checkpoint {path} is not of this model and algorithm: {_reason(e)}"
         ) from e
+
+
+def _leave_out_missing(path: str, state: State, optional: Sequence[str]) -> None:
+    asked = [name for name in optional if name in state]
+    if not asked:
+        return
+    held = FileSystemReader(path).read_metadata().state_dict_metadata
+    for name in asked:
+        wanted = state[name]
+        assert isinstance(wanted, Tensor)
+        if getattr(held.get(name), "size", None) != wanted.size():
+            del state[name]
 
 
 def export_hf(

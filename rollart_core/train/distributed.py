@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -194,10 +194,15 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale gradients so that their norm (over all ranks) is at most this; return the norm."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
-    return whole(norm)
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients over all ranks; sharded as they are (see :func:`whole`)."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
+    """Scale gradients so that their norm, which is ``norm``, becomes at most ``max_norm``."""
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
 
 
 def _portable(error: Exception | None) -> Exception | None:

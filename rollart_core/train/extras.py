@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.config import Trainer as TrainerConfig
+from rollart_core.config_trainer import NormClip
 from rollart_core.config_training import Critic
 from rollart_core.train import checkpoint, distributed
 from rollart_core.train.optimizer import GuardedAdamW, UpdateOutcome
@@ -32,7 +33,8 @@ class ExtraModules:
     Args:
         heads: As the algorithm gave them.
         config: The ``critic`` section.
-        trainer: The ``trainer`` section, for all of the optimizer but its learning rate.
+        trainer: The ``trainer`` section, for all of the optimizer but its learning rate; of its
+            bounds only ``grad_clip`` holds for them.
         policy: The policy.
         backbone: A second model, with ``backbone: own``; else None.
     """
@@ -52,7 +54,7 @@ class ExtraModules:
         device = next(policy.model.parameters()).device
         self._heads = {name: distributed.shard_head(h, device) for name, h in heads.items()}
         self._began = False
-        ours = trainer.model_copy(update={"lr": config.lr})
+        ours = trainer.model_copy(update={"lr": config.lr, "clip": NormClip()})
         self._optimizer = GuardedAdamW(self._parameters(), ours)
 
     @property
@@ -125,9 +127,9 @@ class ExtraModules:
         """Tell whether they alone learn in the train step that follows this one."""
         return train_step < self._config.warmup_train_steps
 
-    def update(self, loss: float) -> UpdateOutcome:
-        """Update with the gradients they hold."""
-        return self._optimizer.update(loss)
+    def update(self, loss: float, progress: float | None) -> UpdateOutcome:
+        """Update with the gradients they hold, at a share of ``stop`` for the schedule."""
+        return self._optimizer.update(loss, progress=progress)
 
     def state(self) -> checkpoint.State:
         """Return what a checkpoint keeps of them; to be saved, or loaded into."""

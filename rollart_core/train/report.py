@@ -14,7 +14,7 @@ class TrainStepReport:
     """One optimizer update."""
 
     train_step: int
-    """Number of this update, from 1, over the whole run."""
+    """Updates taken so far, over the whole run, this one among them if it was taken."""
     policy_version: int
     """Version of the weights it started from."""
     metrics: Mapping[str, float]

@@ -140,7 +140,7 @@ def computed_rows(
         values = compute([samples[i] for i in chosen])
         if is_real:
             _fill(rows, samples, chosen, values.cpu().numpy())
-    return _of_all_ranks(rows)
+    return of_all_ranks(rows)
 
 
 def _fill(
@@ -154,7 +154,7 @@ def _fill(
         start = stop
 
 
-def _of_all_ranks(rows: list[FloatArray]) -> list[FloatArray]:
+def of_all_ranks(rows: list[FloatArray]) -> list[FloatArray]:
     """Return rows of which each rank has filled some; the others' are 0, so a sum is exact."""
     if distributed.world_size() == 1 or not rows:
         return rows

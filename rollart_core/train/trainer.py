@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rollart_core.config import Trainer as TrainerConfig
 from rollart_core.config_beside import ALONE, Beside, check_beside
+from rollart_core.config_trainer import NormClip
 from rollart_core.config_training import LoRA
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
@@ -49,7 +50,11 @@ from rollart_core.train.signals import (
     signal_rows,
     teacher_rows,
 )
+from rollart_core.train.step_kl import StepKL
 from rollart_core.types import FloatArray, Group, Sample
+
+CLIP_HISTORY = "clip_history"
+"""What a checkpoint calls the norms that ``trainer.clip`` has seen."""
 
 
 class Trainer:
@@ -110,6 +115,7 @@ class Trainer:
         self._policy = self._make_policy(self._model, self._temperature)
         self._optimizer = self._new_optimizer()
         self._supervisor: GuardedAdamW | None = None
+        self._progress: float | None = None
         self._reference = Reference(
             self._policy, self._weights, load=self._load_other, named=beside.reference
         )
@@ -120,12 +126,15 @@ class Trainer:
         """Optimizer updates of RL so far."""
         return self._optimizer.train_step
 
-    def train_batch(self, groups: Sequence[Group], policy_version: int) -> list[TrainStepReport]:
+    def train_batch(
+        self, groups: Sequence[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
         """Learn from a batch of groups.
 
         Args:
             groups: In any order; their order never reaches a number.
             policy_version: The version of the weights now.
+            progress: The used share of ``stop``, in [0, 1]; for a schedule over it.
 
         Returns:
             One report an optimizer update; one with ``updated`` 0 when no sample teaches anything.
@@ -135,7 +144,7 @@ class Trainer:
             TrainingDiverged: When three updates in a row were not finite.
         """
         began = time.perf_counter()
-        self._supervisor = None
+        self._supervisor, self._progress = None, progress
         if self._extras:
             self._extras.begin()
         with self._determinism():
@@ -168,7 +177,7 @@ class Trainer:
         live = [s for s in samples if s.num_loss_tokens]
         if not live:
             raise ValueError("no sample has a loss token: there is nothing to learn")
-        self._supervisor = self._supervisor or self._new_optimizer()
+        self._supervisor = self._supervisor or self._new_optimizer(clip=NormClip())
         total = sum(s.num_loss_tokens for s in live)
         loss = torch.zeros((), device=self._device)
         with self._determinism(), self._policy.at_temperature(1.0):
@@ -249,12 +258,14 @@ class Trainer:
         if "ref_logprobs" in self._algorithm.requires:
             self._reference.begin()
         state = self._state(0)
-        checkpoint.load(path, state)
+        checkpoint.load(path, state, optional=(CLIP_HISTORY,))
         self._weights.check_loaded(state, path)
         counters = state["counters"]
         assert isinstance(counters, Tensor)
         policy_version, train_step = (int(c) for c in counters)
         self._optimizer.train_step = train_step
+        if isinstance(history := state.get(CLIP_HISTORY), Tensor):
+            self._optimizer.clipping.load_state(history.tolist())
         if self._extras:
             self._extras.go_on_from(train_step)
         return policy_version, train_step
@@ -335,19 +346,22 @@ class Trainer:
         """Take one optimizer update and return its metrics."""
         sums = MetricSums()
         if not minibatch.rows:
-            return {**sums.finish(), "loss": 0.0, "updated": 0.0, "tokens": 0.0}
+            nothing = {"loss": 0.0, "updated": 0.0, "tokens": 0.0}
+            return {**sums.finish(), **nothing, "num_updates": float(self.train_step)}
         samples = [r.sample for r in minibatch.rows]
         computed_before = self._policy.computed_tokens
         self._optimizer.zero_grad()
         if self._extras:
             self._extras.zero_grad()
-        shares = self._share(samples)
+        shares, step_kl = self._share(samples), self._new_step_kl(samples)
         for n, (members, is_real) in enumerate(shares, 1):
             distributed.reduce_gradients(self._model, is_last=n == len(shares))
             part = loss_batch(minibatch, members, policy_version, self._device)
             chosen = [samples[i] for i in members]
             values, entropy, hidden = self._policy.outputs(chosen, hidden=self._wants_hidden)
             logprobs = spread(values, part.loss_mask)
+            if step_kl is not None and is_real:
+                step_kl.see(members, chosen, values)
             part.outputs = self._said(chosen, hidden, part.loss_mask, is_last=n == len(shares))
             if is_first and "proximal_logprobs" in self._algorithm.requires:
                 part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
@@ -358,13 +372,11 @@ class Trainer:
             sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
         computed = torch.tensor(self._policy.computed_tokens - computed_before)
         metrics_now = sums.finish()
-        outcome = self._step(metrics_now["loss"])
+        outcome = self._step(metrics_now["loss"], step_kl)
         return {
             **metrics_now,
-            "grad_norm": outcome.grad_norm,
-            "lr": outcome.lr,
-            "updated": float(outcome.updated),
-            "not_finite": float(not outcome.updated),
+            **outcome.metrics(),
+            "num_updates": float(self.train_step),
             "tokens": float(sum(s.num_tokens for s in samples)),
             "computed_tokens": float(distributed.all_sum(computed)),
             **self._waiting(samples),
@@ -380,16 +392,28 @@ class Trainer:
         said = self._extras.says(samples, hidden)
         return {name: spread(values, mask) for name, values in said.items()}
 
-    def _step(self, loss: float) -> UpdateOutcome:
+    def _step(self, loss: float, step_kl: StepKL | None) -> UpdateOutcome:
         """Update policy and extra modules with the gradients they hold: both, or neither."""
+        progress, measure_kl = self._progress, step_kl.measure if step_kl else None
         if self._extras is None:
-            return self._optimizer.update(loss)
+            return self._optimizer.update(loss, progress=progress, measure_kl=measure_kl)
         if not self._extras.is_finite():
             loss = math.nan
-        outcome = self._optimizer.update(loss, holds=self._extras.alone(self.train_step))
+        outcome = self._optimizer.update(
+            loss,
+            progress=progress,
+            holds=self._extras.alone(self.train_step),
+            measure_kl=measure_kl,
+        )
         if outcome.updated:
-            self._extras.update(loss)
+            self._extras.update(loss, progress)
         return outcome
+
+    def _new_step_kl(self, samples: Sequence[Sample]) -> StepKL | None:
+        """Return what measures the KL of an update; None where there is no bound on it."""
+        if self._config.max_kl is None:
+            return None
+        return StepKL(samples, self._policy, self._config.max_tokens_per_microbatch)
 
     @property
     def _wants_hidden(self) -> bool:
@@ -416,6 +440,8 @@ class Trainer:
             "optimizer": self._optimizer.state(),
             "counters": torch.tensor([policy_version, self.train_step]),
         }
+        if history := self._optimizer.clipping.state():
+            state[CLIP_HISTORY] = torch.tensor(history, dtype=torch.float64)
         if self._extras is not None:
             state.update(self._extras.state())
         if self._shaper.shapings:
@@ -479,8 +505,9 @@ class Trainer:
             return None
         return native_ops(required=self._config.kernels == "native")
 
-    def _new_optimizer(self) -> GuardedAdamW:
-        return GuardedAdamW(self._weights.parameters(), self._config)
+    def _new_optimizer(self, **changes: object) -> GuardedAdamW:
+        config = self._config.model_copy(update=changes)
+        return GuardedAdamW(self._weights.parameters(), config)
 
     @contextlib.contextmanager
     def _determinism(self) -> Iterator[None]:

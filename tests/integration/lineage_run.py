@@ -80,7 +80,9 @@ class FakeTrainer:
             raise TrainerLost("the trainer process is gone")
         await asyncio.sleep(self.rng.random() * 0.004)
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
         await self.work()
         members = [t.ticket for g in groups for t in g.trajectories]
         self.weights += [[policy_version, t.ticket_id, t.attempt] for t in members]

@@ -67,7 +67,7 @@ class NoTrainer:
     def __init__(self) -> None:
         self.tickets: list[str] = []
 
-    async def train_batch(self, groups, policy_version):
+    async def train_batch(self, groups, policy_version, *, progress=None):
         for group in groups:
             self.tickets += [t.ticket.ticket_id for t in group.trajectories]
         return []
