@@ -52,7 +52,8 @@ ROOMS = (
         *("config_shape", "config_training", "problems", "endpoint"),
     ),
     (
-        *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
+        *("boxes", "config_agents", "config_algorithm", "config_beside", "config_boxes"),
+        *("config_checks",),
         *("config_engines", "config_learning", "config_load", "config_lora", "manifest"),
         *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),
         *("plugin_output", "plugin_specs", "resolve_envs", "resolve_plugin"),
