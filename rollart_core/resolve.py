@@ -14,6 +14,7 @@ from typing import Any, cast
 from rollart_core import registry
 from rollart_core.config import Deadlines, EngineClass, RunConfig
 from rollart_core.config_agents import has_no_agent
+from rollart_core.config_algorithm import algorithm_problems
 from rollart_core.config_beside import Beside
 from rollart_core.config_checks import replaced_everywhere
 from rollart_core.config_engines import devices_of, engine_problems, teacher_problems
@@ -262,6 +263,7 @@ def resolve_all(
     generates: bool = True,
     look_here: bool = False,
     joins: bool = False,
+    recorded: bool = False,
 ) -> Resolution:
     """Find every plugin and check every option; return what was found, and all that is wrong.
 
@@ -273,6 +275,8 @@ def resolve_all(
         look_here: What options name (executables, images, files) must be on this machine.
         joins: Engines and environments are on machines of a cluster that is joined: only what this
             process itself uses is looked for.
+        recorded: The config is that of a run directory, with every default of its time: options
+            without effect are not refused.
     """
     problems: list[Problem] = []
     find = PluginFinder(problems.append, import_classes, look_here and not joins)
@@ -294,6 +298,7 @@ def resolve_all(
         problems += _group_size_problems(config, algorithm, import_classes)
         if trains:
             problems += learning_problems(config, algorithm.spec, [env.spec for env in envs])
+            problems += [] if recorded else algorithm_problems(config, config.algorithm.id)
         envs = with_algorithms(config, envs, algorithm, find)
     found = (algorithm, engine, *engines, weights, mapper, scoring.backend, *trackers)
     if any(plugin is None for plugin in found) or not envs:

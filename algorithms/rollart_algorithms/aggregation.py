@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rollart_algorithms.config import Aggregation
+from rollart_algorithms.options import Aggregation
 from rollart_core.contracts.algorithm import LossBatch
 from rollart_core.types import FloatArray, Group
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rollart_algorithms.config import CreditOptions
+from rollart_algorithms.options import CreditOptions
 from rollart_core.contracts.turns import (
     num_turns,
     spread_over_turns,

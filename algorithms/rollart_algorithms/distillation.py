@@ -41,8 +41,8 @@ class OnPolicyDistillation(RatioPolicy):
         """Return the names of the signals that these options need."""
         return super().wanted_signals() | {"teacher_logprobs"}
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return how much likelier the teacher finds each token; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return how much likelier the teacher finds each token; see :class:`PolicyGradient`."""
         if self.config.reward_coef:
             require_siblings(groups, "reward_coef")
         samples = [s for g in groups for s in g.samples]

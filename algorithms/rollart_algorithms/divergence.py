@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rollart_algorithms.config import KlEstimator, LossOptions
+from rollart_algorithms.options import KlEstimator, LossOptions
 from rollart_core.contracts.algorithm import Signals
 from rollart_core.types import FloatArray, Group
 

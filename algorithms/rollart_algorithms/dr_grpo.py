@@ -8,7 +8,8 @@ Takes, gives and never: as ``grpo.py``, with other defaults.
                                                answers cost less the longer they are
 
 arXiv:2503.20783 (Dr. GRPO), section 3. Its code divides by a constant besides: that is
-``sample_sum_norm``.
+``sample_sum_norm``. ``B`` counts all samples: with ``zero_advantage: drop`` the divisor depends on
+the rewards, which is a bias of another kind.
 """
 
 from __future__ import annotations

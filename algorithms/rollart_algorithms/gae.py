@@ -39,17 +39,20 @@ def token_rewards(trajectory: Trajectory, timeline: Timeline, *, per_turn: bool)
     return rewards
 
 
-def generalised_advantages(rewards: Row, values: Row, gamma: Row, lam: Row) -> Row:
+def generalised_advantages(
+    rewards: Row, values: Row, gamma: Row, lam: Row, *, last_value: float = 0.0
+) -> Row:
     """Return ``[K]`` advantages.
 
     Args:
         rewards: ``[K]``.
-        values: ``[K]``; after the last token the value is 0.
+        values: ``[K]``.
         gamma: ``[K]``, discount between this token and the next.
         lam: ``[K]``, likewise.
+        last_value: The value after the last token: 0 where the episode ended there.
     """
     advantages = []
-    ahead = next_value = 0.0
+    ahead, next_value = 0.0, last_value
     # Python's own numbers: numpy's one by one take several times as long.
     columns = (column[::-1].tolist() for column in (rewards, values, gamma, lam))
     for reward, value, discount, trace in zip(*columns, strict=True):

@@ -21,9 +21,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollart_algorithms.config import CreditOptions, GiGPOConfig
+from rollart_algorithms.config import GiGPOConfig
 from rollart_algorithms.credit import Returns, group_returns, rows_of
 from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.options import CreditOptions
 from rollart_algorithms.policy_gradient import RatioPolicy
 from rollart_algorithms.relative import relative
 from rollart_core.contracts.algorithm import Signals
@@ -42,8 +43,8 @@ class GiGPO(RatioPolicy):
     config: GiGPOConfig
     min_group_size: ClassVar[int] = 2
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return the advantages of trajectory and turn together; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the advantages of trajectory and turn together; see :class:`PolicyGradient`."""
         penalties = kl_penalties(groups, signals, self.config)
         by_turn = CreditOptions(credit="turn", discount=self.config.discount)
         episodes = group_returns(groups, None, penalties)

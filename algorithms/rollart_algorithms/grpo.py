@@ -10,9 +10,11 @@ With members ``i`` of a group, rewards ``R_i``, tokens ``t`` and
     w    = min(pi_proximal / pi_inference, cap)          truncated importance sampling, no gradient
     KL   = pi_ref/pi_trainer - log(pi_ref/pi_trainer) - 1          arXiv:2402.03300, equation 4
 
-the loss of a token is ``-w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL``: equation 3 of
-arXiv:2402.03300 (with ``sample_mean``), with the two clip bounds and the token mean of
-arXiv:2503.14476 (DAPO, sections 3.1 and 3.3). For ``w`` see ``off_policy.py``.
+the loss of a token is ``-w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL``, and that of a
+batch the mean over samples of the mean over their tokens: equation 3 of arXiv:2402.03300. The clip
+bounds are 0.2, those of PPO; the paper names none. One value of the paper is no default: its
+``kl_coef`` is 0.04, here it is 0, since a KL term needs a forward pass of the reference for every
+token. For ``w`` see ``off_policy.py``.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from rollart_algorithms.config import GroupPolicyOptions, GRPOConfig
+from rollart_algorithms.config import GRPOConfig
 from rollart_algorithms.credit import Returns, group_returns, rows_of
 from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.options import GroupPolicyOptions
 from rollart_algorithms.policy_gradient import RatioPolicy
 from rollart_algorithms.relative import Baseline, relative, std_of
 from rollart_core.contracts.algorithm import Signals
@@ -30,7 +33,7 @@ from rollart_core.types import FloatArray, Group
 
 
 class GRPO(RatioPolicy):
-    """Group relative policy optimisation, with clip-higher and truncated importance sampling.
+    """Group relative policy optimisation, with truncated importance sampling.
 
     Args:
         options: The fields of :class:`GRPOConfig`.
@@ -41,8 +44,8 @@ class GRPO(RatioPolicy):
     baseline: ClassVar[Baseline] = "group_mean"
     min_group_size: ClassVar[int] = 2
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return the group-relative advantage of each sampled token; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the group-relative advantage of each token; see :class:`PolicyGradient`."""
         penalties = kl_penalties(groups, signals, self.config)
         returns = group_returns(groups, self.config, penalties)
         values = iter(self.compare(returns))

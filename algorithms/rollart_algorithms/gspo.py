@@ -5,9 +5,9 @@ Takes, gives and never: as ``grpo.py``, with other defaults.
     s_i  = (pi(y_i) / pi_proximal(y_i))^(1/n_i) = exp(1/n_i sum_t log r_it)
     loss = -1/B sum_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i)
 
-arXiv:2507.18071 (GSPO), section 4.1; the clip bounds are those of its section 5.1. Advantages that
-differ by turn are allowed: then each token has the value of ``s_i`` and an advantage of its own, as
-in the paper's GSPO-token (section 4.3), with the gradient of all tokens in each.
+arXiv:2507.18071 (GSPO), section 4.1; the clip bounds are those of its section 5.1. It is computed
+as the paper's GSPO-token (section 4.3, see ``policy_gradient.py``), which has the same gradient
+where a sample has one advantage, and allows advantages that differ by turn.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import math
 import torch
 
 from rollart_algorithms.aggregation import sample_sums
-from rollart_algorithms.config import DEFAULT_TIS_CAP, OffPolicyOptions
+from rollart_algorithms.options import DEFAULT_TIS_CAP, OffPolicyOptions
 from rollart_core.contracts.algorithm import LossBatch
 
 

@@ -3,9 +3,11 @@
 Takes: packed logprobs. Gives: one loss and its metrics. Never: says what an advantage is; that is
 each algorithm's own file.
 
-    loss = aggregate(objective of each token + kl_coef KL)
+    loss = aggregate(objective of each token + kl_coef KL - entropy_coef H)
 
-:class:`PolicyGradient` leaves the objective open; :class:`RatioPolicy` is the clipped one:
+``H`` is the entropy of the token's whole distribution, with gradient (arXiv:1602.01783, A3C,
+section 4). :class:`PolicyGradient` leaves the objective open; :class:`RatioPolicy` is the clipped
+one:
 
     r = pi / pi_proximal                            of a token, or of the sample (ratio_level)
     objective = -w min(r A, clip(r, 1 - low, 1 + high) A)     arXiv:1707.06347 (PPO), section 3
@@ -13,6 +15,14 @@ each algorithm's own file.
 
 with ``w`` of ``off_policy.py``. On the first update on a batch ``r`` is 1, and the gradient that of
 REINFORCE: ``-w A grad log pi``. No ratio counts as more than ``e^80`` (``MAX_LOG_RATIO``).
+
+With ``ratio_level: sample_mean`` each token has the ratio of its sample and a gradient of its own,
+
+    s_t = sg(s_i) pi_t / sg(pi_t),   s_i = exp(1/n_i sum_t log r_it)        sg: no gradient
+
+which is GSPO-token, arXiv:2507.18071, section 4.3. Where all tokens of a sample have one advantage
+and one weight ``w``, value and gradient are those of ``s_i`` itself; where they differ, each token
+moves as its own advantage says, which ``s_i`` for all of them would undo.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from rollart_algorithms.aggregation import (
@@ -30,13 +41,16 @@ from rollart_algorithms.aggregation import (
     tokens_of_sample,
     trajectory_tokens,
 )
-from rollart_algorithms.config import LossOptions, RatioPolicyOptions
 from rollart_algorithms.divergence import kl_tokens
 from rollart_algorithms.off_policy import importance_weights, proximal_logprobs
+from rollart_algorithms.options import LossOptions, RatioPolicyOptions
 from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals, ZeroAdvantage
 from rollart_core.types import FloatArray, Group
 
 Metrics = dict[str, torch.Tensor]
+
+TRAINED = "trained"
+"""The target of ``mask_truncated``: 1 at tokens that give a gradient, 0 at the others."""
 
 MAX_LOG_RATIO = 80.0
 """Beyond this a ratio grows no more, before it overflows: the product over a long sample can.
@@ -59,6 +73,8 @@ class PolicyGradient(Algorithm):
         self.config = self.config_class.model_validate(options)
         self.requires = frozenset(self.wanted_signals())
         self.zero_advantage: ZeroAdvantage = self.zero_advantage_policy()
+        self.wants_entropy = self.config.entropy_coef > 0
+        self.min_effective_groups = getattr(self.config, "min_effective_groups", None)
 
     def wanted_signals(self) -> set[str]:
         """Return the names of the signals that these options need."""
@@ -69,7 +85,21 @@ class PolicyGradient(Algorithm):
         if self.config.zero_advantage == "drop":
             return "drop"
         in_loss = self.config.kl_coef and self.config.kl_in == "loss"
-        return "train" if in_loss else "skip"
+        return "train" if in_loss or self.config.entropy_coef else "skip"
+
+    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the estimates, 0 in trajectories without gradient; see :class:`Algorithm`."""
+        rows = self.estimates(groups, signals)
+        if not self.config.mask_truncated:
+            return rows
+        return [row * kept for row, kept in zip(rows, _trained_rows(groups), strict=True)]
+
+    @abstractmethod
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the advantages of all trajectories, truncated ones among them.
+
+        As :meth:`Algorithm.advantages`, before ``mask_truncated``.
+        """
 
     @abstractmethod
     def objective(
@@ -83,15 +113,18 @@ class PolicyGradient(Algorithm):
         """
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
-        """Return what the aggregation divides by; see :class:`Algorithm`."""
+        """Return what is divided by, and what is left out; see :class:`Algorithm`."""
+        found: dict[str, list[FloatArray]] = {}
         if self.config.loss_aggregation == "trajectory_mean":
-            return {TRAJECTORY_TOKENS: trajectory_tokens(groups)}
-        return {}
+            found[TRAJECTORY_TOKENS] = trajectory_tokens(groups)
+        if self.config.mask_truncated:
+            found[TRAINED] = _trained_rows(groups)
+        return found
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, Metrics]:
-        """Return the aggregated objective with its KL term; see :class:`Algorithm`."""
+        """Return the aggregated objective with KL and entropy terms; see :class:`Algorithm`."""
         config, mask = self.config, batch.loss_mask
         tokens, metrics = self.objective(trainer_logprobs, batch)
         if config.kl_coef and config.kl_in == "loss":
@@ -99,6 +132,8 @@ class PolicyGradient(Algorithm):
             kl = kl_tokens(log_ratio, config.kl_estimator)
             tokens = tokens + config.kl_coef * kl
             metrics["ref_kl"] = kl.detach()
+        if config.entropy_coef:
+            tokens = tokens - config.entropy_coef * batch.outputs["entropy"]
         sums = {
             name: torch.where(mask, values, 0.0).max()
             if name.endswith("_max")
@@ -109,6 +144,8 @@ class PolicyGradient(Algorithm):
 
     def aggregate(self, tokens: torch.Tensor, batch: LossBatch) -> torch.Tensor:
         """Return one number of ``[N]`` losses, as the options say."""
+        if self.config.mask_truncated:
+            tokens = torch.where(batch.signals[TRAINED] > 0, tokens, 0.0)
         return aggregate(tokens, batch, self.config.loss_aggregation, self.config.norm_tokens)
 
 
@@ -162,7 +199,8 @@ class RatioPolicy(PolicyGradient):
         sums = sample_sums(log_ratio, batch)
         if self.config.ratio_level == "sample_sum":
             return sums
-        return sums / tokens_of_sample(batch, sums.dtype)
+        mean = (sums / tokens_of_sample(batch, sums.dtype)).detach()
+        return mean + (log_ratio - log_ratio.detach())
 
     def _is_metrics(
         self, trainer_logprobs: torch.Tensor, weights: torch.Tensor | float, batch: LossBatch
@@ -177,6 +215,16 @@ class RatioPolicy(PolicyGradient):
             "is_weight_mean": weight,
             "is_weight_sq_mean": weight.square(),
         }
+
+
+def _trained_rows(groups: Sequence[Group]) -> list[FloatArray]:
+    """Return ``[T]`` a sample: 1 everywhere, or 0 everywhere in truncated trajectories."""
+    return [
+        np.full(sample.num_tokens, trajectory.status != "truncated", dtype=np.float32)
+        for group in groups
+        for trajectory in group.trajectories
+        for sample in trajectory.samples
+    ]
 
 
 def _finite_exp(log_ratio: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ Takes: groups, of one member too, and the critic's values. Gives: advantages and
 loss of policy and critic together. Never: compares members of a group.
 
 With rewards ``r_t``, values ``V_t`` of the state each token was chosen in, and ``V = 0`` after the
-last token:
+last token (with ``bootstrap_truncated``, after that of a truncated trajectory: ``V`` of the state
+in which its last token was chosen, the last one that the critic has judged; arXiv:1712.00378,
+section 3):
 
     delta_t = r_t + discount V_{t+1} - V_t                     arXiv:1506.02438 (GAE), section 3
     A_t     = sum_l (discount lambda)^l delta_{t+l}            arXiv:1506.02438, section 3
@@ -60,16 +62,16 @@ class PPO(RatioPolicy):
         """Return the critic's head; at first it values every state at 0."""
         return {"values": ValueHead(hidden_size)}
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return the advantage of each token; see :class:`Algorithm`."""
-        rows = self._estimates(groups, signals)
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return the advantage of each token; see :class:`PolicyGradient`."""
+        rows = self._plain_estimates(groups, signals)
         if self.config.normalise == "none":
             return rows
         return whitened(rows, [s.loss_mask for g in groups for s in g.samples])
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
         """Return the ``returns`` that the critic learns; see :class:`Algorithm`."""
-        pairs = zip(self._estimates(groups, signals), signals["values"], strict=True)
+        pairs = zip(self._plain_estimates(groups, signals), signals["values"], strict=True)
         returns = [(advantages + values).astype(np.float32) for advantages, values in pairs]
         return {**super().targets(groups, signals), "returns": returns}
 
@@ -105,7 +107,7 @@ class PPO(RatioPolicy):
         tokens = torch.where(batch.loss_mask, torch.maximum(free, bounded) / 2, 0.0)
         return tokens, batch.loss_mask & (bounded > free)
 
-    def _estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+    def _plain_estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         """Return ``[T]`` a sample: advantages as the critic sees them, not normalised."""
         spent = per_trajectory(groups, kl_penalties(groups, signals, self.config))
         values = per_trajectory(groups, signals["values"])
@@ -132,11 +134,14 @@ class PPO(RatioPolicy):
             rewards -= timeline.joined(penalties)
         everywhere = self.config.discount_unit == "token"
         at = np.ones_like(timeline.is_end) if everywhere else timeline.is_end
+        judged = timeline.joined(values)
+        bootstraps = self.config.bootstrap_truncated and trajectory.status == "truncated"
         advantages = generalised_advantages(
             rewards,
-            timeline.joined(values),
+            judged,
             np.where(at, self.config.discount, 1.0),
             np.where(at, self.config.gae_lambda, 1.0),
+            last_value=float(judged[-1]) if bootstraps else 0.0,
         )
         return timeline.parted(advantages)
 

@@ -7,8 +7,8 @@ loss. Never: pushes an answer down.
     loss = -1/B sum_i 1/n_i sum_t min(r A_i, clip(r, 1 - low, 1 + high) A_i)
 
 arXiv:2504.11343 (Xiong et al.). A group whose members all earned the same has no best
-one, and is left out, unless ``least_reward`` says what is good enough. ``B`` counts the samples
-that are trained on (with ``zero_advantage: keep``, all).
+one, and is left out, unless ``least_reward`` says what is good enough. ``B`` counts all samples
+(with ``zero_advantage: drop``, those that are trained on).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RAFTPP(RatioPolicy):
     config_class = RAFTPPConfig
     config: RAFTPPConfig
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return 1 for the tokens of the chosen trajectories; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return 1 for the tokens of the chosen trajectories; see :class:`PolicyGradient`."""
         penalties = kl_penalties(groups, signals, self.config)
         rows: list[FloatArray] = []
         for group, members in zip(groups, group_returns(groups, None, penalties), strict=True):

@@ -46,8 +46,8 @@ class ReinforcePP(RatioPolicy):
     config_class = ReinforcePPConfig
     config: ReinforcePPConfig
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return each token's return, normalised over the batch; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return each token's return, normalised over the batch; see :class:`PolicyGradient`."""
         if self.config.baseline == "group_mean":
             require_siblings(groups, "baseline: group_mean")
         penalties = kl_penalties(groups, signals, self.config)

@@ -10,6 +10,9 @@ With ``M`` members and returns ``R_i``:
     / group_std     of the members                           arXiv:2402.03300, section 4.1.2
     / batch_std     of all returns of the batch              arXiv:2508.08221 (Lite PPO)
 
+A standard deviation counts as at least ``std_floor``. ``batch_std`` is that of the returns as they
+are, not less their groups' means: groups that differ from each other make it larger.
+
 Turns are compared with the same turn of the other members. A member that had ended by then earned
 nothing more: it counts as 0.
 """
@@ -22,8 +25,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rollart_algorithms.config import GroupOptions
 from rollart_algorithms.credit import Returns
+from rollart_algorithms.options import GroupOptions
 
 EPS = 1e-6
 """Returns whose standard deviation is below this have no preference: their advantages are 0."""
@@ -51,13 +54,16 @@ def relative(
 
 
 def std_of(groups: Sequence[Sequence[Returns]], options: GroupOptions) -> float:
-    """Return the standard deviation of all returns; 1 where it is not asked for or is 0."""
+    """Return the standard deviation of all returns; 1 where it is not asked for or is 0.
+
+    With ``credit: turn`` a return is that of a turn, and long members have more of them.
+    """
     if options.normalise != "batch_std":
         return 1.0
     returns = np.concatenate([member for members in groups for member in members])
     if is_flat(returns):
         return 1.0
-    return float(returns.std(ddof=options.std_correction))
+    return max(float(returns.std(ddof=options.std_correction)), options.std_floor)
 
 
 def is_flat(returns: npt.NDArray[np.float64]) -> bool:
@@ -74,7 +80,7 @@ def _compared(
     if baseline == "leave_one_out":
         advantages *= len(returns) / (len(returns) - 1)
     if options.normalise == "group_std":
-        advantages /= returns.std(ddof=options.std_correction)
+        advantages /= max(float(returns.std(ddof=options.std_correction)), options.std_floor)
     elif options.normalise == "batch_std":
         advantages /= batch_std
     return advantages

@@ -40,8 +40,8 @@ class TOPR(PolicyGradient):
     config_class = TOPRConfig
     config: TOPRConfig
 
-    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return rewards less the baseline; see :class:`Algorithm`."""
+    def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return rewards less the baseline; see :class:`PolicyGradient`."""
         if self.config.baseline == "group_mean":
             require_siblings(groups, "baseline: group_mean")
         penalties = kl_penalties(groups, signals, self.config)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
+from rollart_core.config_algorithm import algorithm_warnings
 from rollart_core.config_load import RECORD_KEY, read_yaml
 from rollart_core.engine.tables import FILE as JOURNAL
 from rollart_core.errors import ConfigError
@@ -53,6 +54,8 @@ def run(
 
         check_resume(resume, resolved.as_dict())
         _tell_changes(console, path, resolved)
+    for line in algorithm_warnings(resolved.config, resolved.config.algorithm.id):
+        typer.echo(f"Warning: {line}", err=True)
     if dry_run:
         _show(path, resolved, as_json)
         return

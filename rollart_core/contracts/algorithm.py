@@ -55,6 +55,22 @@ class AlgorithmSpec(PluginSpec):
     policy: inference logprobs are 0, and groups are as large as the config says."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What of a run config decides whether an algorithm's options fit it.
+
+    The config model of an algorithm may have ``run_problems(run)`` and ``run_warnings(run)``, which
+    yield pairs of an option's name and a message. They are asked when the config is loaded.
+    """
+
+    updates_per_batch: int
+    """``trainer.updates_per_batch``."""
+    groups_per_batch: int
+    """``rollout.groups_per_batch``."""
+    replaces_equal_groups: bool
+    """Whether ``rollout.equal_groups`` is ``replace``."""
+
+
 def _no_rows() -> torch.Tensor:
     """Return ``[0]``: a batch that is made by hand may leave out what its algorithm never reads."""
     import torch
@@ -91,7 +107,8 @@ class LossBatch:
     outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What each of :meth:`Algorithm.extra_modules` says now, ``[N]`` with gradient, 0 where masked:
     ``outputs["values"]`` are the critic's of today, ``signals["values"]`` those from before the
-    first update on the batch."""
+    first update on the batch. ``outputs["entropy"]`` is that of each token's distribution now, if
+    the algorithm :attr:`~Algorithm.wants_entropy`."""
     turn_ids: torch.Tensor = field(default_factory=_no_rows)
     """``[N]`` int64: the turn of its trajectory a token was sampled in, -1 where masked."""
     trajectory_ids: torch.Tensor = field(default_factory=_no_rows)
@@ -120,6 +137,11 @@ class Algorithm(ABC):
     requires: frozenset[str] = frozenset()
     zero_advantage: ZeroAdvantage = "train"
     """``skip`` and ``drop`` are for losses to which such samples add no gradient."""
+    wants_entropy: bool = False
+    """Whether the loss reads ``batch.outputs["entropy"]``, ``[N]`` with gradient."""
+    min_effective_groups: int | None = None
+    """A batch in which fewer groups than this have an advantage other than 0 has its loss
+    multiplied by their number over this; None: it never is."""
     min_group_size: ClassVar[int] = 1
 
     @abstractmethod

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config import RunConfig
-from rollart_core.config_load import apply_override, as_error, read_run_config, validate
+from rollart_core.config_load import (
+    RECORD_KEY,
+    apply_override,
+    as_error,
+    read_run_config,
+    validate,
+)
 from rollart_core.config_runtime import InlineRuntime, RayRuntime
 from rollart_core.engine.run_dir import runs_dir_fault
 from rollart_core.errors import ConfigError
@@ -90,6 +96,7 @@ def prepare_mapping(
         generates=generates,
         look_here=True,
         joins=joins,
+        recorded=RECORD_KEY in mapping,
     )
     problems = [*problems, *found.problems, *_no_places(found)]
     if makes_folder and (fault := runs_dir_fault(config.runs_dir)):

@@ -116,6 +116,9 @@ def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
         name: torch.where(batch.loss_mask, batch.signals[name] + 0.1, 0.0).requires_grad_()
         for name in sorted(algorithm.extra_modules(_HIDDEN_SIZE))
     }
+    if algorithm.wants_entropy:
+        entropy = torch.where(batch.loss_mask, 0.5, 0.0).requires_grad_()
+        batch.outputs = {**batch.outputs, "entropy": entropy}
     trainer_logprobs = torch.where(batch.loss_mask, -0.9, 0.0).requires_grad_()
     loss, metrics = algorithm.loss(trainer_logprobs, batch)
     expect(loss.ndim == 0, f"the loss has shape {tuple(loss.shape)}, not a scalar")

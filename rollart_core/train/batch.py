@@ -49,6 +49,8 @@ class Minibatch:
     total_loss_tokens: int
     total_samples: int
     total_trajectories: int = 0
+    loss_scale: float = 1.0
+    """The loss is multiplied by it: below 1 where too few groups of the batch carry signal."""
 
 
 def canonical(groups: Sequence[Group]) -> list[Group]:
@@ -114,18 +116,34 @@ def attach(
         row.signals[name] = values
 
 
-def split(rows: Sequence[Row], num_minibatches: int, policy: ZeroAdvantage) -> list[Minibatch]:
+def num_effective_groups(rows: Sequence[Row]) -> int:
+    """Return how many groups have any advantage other than 0."""
+    return len({row.group for row in rows if row.is_live})
+
+
+def split(
+    rows: Sequence[Row],
+    num_minibatches: int,
+    policy: ZeroAdvantage,
+    *,
+    min_effective_groups: int | None = None,
+) -> list[Minibatch]:
     """Deal rows to minibatches: whole groups, in order, as even as can be.
 
     Args:
         rows: In canonical order.
         num_minibatches: At most this many; fewer when there are fewer groups.
         policy: What becomes of samples whose advantages are all 0.
+        min_effective_groups: With fewer groups that have an advantage, the loss of all minibatches
+            is scaled by their number over this; None: it never is.
     """
+    scale = 1.0
+    if min_effective_groups:
+        scale = min(1.0, num_effective_groups(rows) / min_effective_groups)
     kept = [r for r in rows if policy != "drop" or r.is_live]
     groups = sorted({r.group for r in kept})
     parts = np.array_split(np.array(groups, dtype=np.int64), min(num_minibatches, len(groups)) or 1)
-    return [_minibatch([r for r in kept if r.group in set(part)], policy) for part in parts]
+    return [_minibatch([r for r in kept if r.group in set(part)], policy, scale) for part in parts]
 
 
 def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
@@ -204,13 +222,14 @@ def model_input(sample: Sample) -> IntArray:
     return sample.token_ids[: int(np.flatnonzero(sample.loss_mask)[-1])]
 
 
-def _minibatch(rows: list[Row], policy: ZeroAdvantage) -> Minibatch:
+def _minibatch(rows: list[Row], policy: ZeroAdvantage, scale: float) -> Minibatch:
     forwarded = [r for r in rows if policy == "train" or r.is_live]
     return Minibatch(
         tuple(forwarded),
         total_loss_tokens=sum(r.sample.num_loss_tokens for r in rows),
         total_samples=len(rows),
         total_trajectories=len({r.trajectory for r in rows}),
+        loss_scale=scale,
     )
 
 

@@ -9,21 +9,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollart_core.train.batch import Row
+from rollart_core.train.batch import Row, num_effective_groups
 
 
 def batch_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Return what every report of a batch says of the whole batch."""
-    live: dict[int, bool] = {}
-    for row in rows:
-        live[row.group] = live.get(row.group, False) or row.is_live
+    num_groups, num_effective = len({row.group for row in rows}), num_effective_groups(rows)
     staleness = np.array([r.staleness for r in rows] or [0])
     return {
-        "zero_advantage_groups": float(sum(not is_live for is_live in live.values())),
-        "batch_groups": float(len(live)),
+        "zero_advantage_groups": float(num_groups - num_effective),
+        "effective_groups": float(num_effective),
+        "batch_groups": float(num_groups),
+        "sampled_entropy": _sampled_entropy(rows),
         "staleness_mean": float(staleness.mean()),
         "staleness_max": float(staleness.max()),
     }
+
+
+def _sampled_entropy(rows: Sequence[Row]) -> float:
+    """Return the mean of -log p of all sampled tokens, as the engines had it.
+
+    That estimates the entropy of the policy that sampled, over all tokens of the batch: those of
+    samples that no forward pass is made for are among them.
+    """
+    num_tokens = sum(r.sample.num_loss_tokens for r in rows)
+    total = sum(
+        float(r.sample.inference_logprobs[r.sample.loss_mask].sum(dtype=np.float64)) for r in rows
+    )
+    return -total / max(1, num_tokens)
 
 
 def value_metrics(rows: Sequence[Row]) -> dict[str, float]:

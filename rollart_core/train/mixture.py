@@ -45,6 +45,14 @@ class AlgorithmMix(Algorithm):
                 "kept for another (zero_advantage), but they share their batches: use one of both"
             )
         self.zero_advantage = kinds.pop() if len(kinds) == 1 else "train"
+        self.wants_entropy = any(a.wants_entropy for a in self._algorithms)
+        least = {a.min_effective_groups for a in self._algorithms}
+        if len(least) > 1:
+            raise ConfigError(
+                "env.run.algorithm: min_effective_groups counts the groups of the whole batch, of "
+                "all environments; give it in algorithm alone"
+            )
+        self.min_effective_groups = least.pop()
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         """Return each environment's own; see :class:`Algorithm`."""

@@ -87,18 +87,21 @@ class Policy(ABC):
         return logprobs, entropy
 
     def outputs(
-        self, samples: Sequence[Sample], *, hidden: bool = False
+        self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what :meth:`logprobs` does, and the last hidden states ``[K, H]`` if asked for.
 
-        Those are from before the loss tokens, float32, with gradient.
+        Those are from before the loss tokens, float32, with gradient. So is the entropy, with
+        ``entropy_gradient``.
         """
         with self._context():
             read = self._read(samples, hidden=hidden)
         logits = read.logits.float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
-        logprobs, entropy = kernels.logprobs(logits, read.rows, read.targets)
+        logprobs, entropy = kernels.logprobs(
+            logits, read.rows, read.targets, entropy_gradient=entropy_gradient
+        )
         states = None if read.hidden is None else read.hidden.float()[read.rows][read.pairs]
         return logprobs[read.pairs], entropy[read.rows][read.pairs], states
 

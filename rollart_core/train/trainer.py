@@ -298,7 +298,10 @@ class Trainer:
         rows = batch.make_rows(ordered, advantages, policy_version)
         self._attach_targets(rows, samples, targets)
         minibatches = batch.split(
-            rows, self._config.updates_per_batch, self._algorithm.zero_advantage
+            rows,
+            self._config.updates_per_batch,
+            self._algorithm.zero_advantage,
+            min_effective_groups=self._algorithm.min_effective_groups,
         )
         for name in sorted(requires):
             known = signals.known(name)
@@ -358,14 +361,21 @@ class Trainer:
             distributed.reduce_gradients(self._model, is_last=n == len(shares))
             part = loss_batch(minibatch, members, policy_version, self._device)
             chosen = [samples[i] for i in members]
-            values, entropy, hidden = self._policy.outputs(chosen, hidden=self._wants_hidden)
+            values, entropy, hidden = self._policy.outputs(
+                chosen,
+                hidden=self._wants_hidden,
+                entropy_gradient=self._algorithm.wants_entropy,
+            )
             logprobs = spread(values, part.loss_mask)
             if step_kl is not None and is_real:
                 step_kl.see(members, chosen, values)
             part.outputs = self._said(chosen, hidden, part.loss_mask, is_last=n == len(shares))
+            if self._algorithm.wants_entropy:
+                part.outputs = {**part.outputs, "entropy": spread(entropy, part.loss_mask)}
             if is_first and "proximal_logprobs" in self._algorithm.requires:
                 part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
             loss, metrics = self._algorithm.loss(logprobs, part)
+            loss = loss * minibatch.loss_scale
             _backward(loss * is_real * distributed.world_size())
             mismatch = mismatch_sums(logprobs, part)
             entropies = {"loss": loss, "entropy": entropy.sum()}

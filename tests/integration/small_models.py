@@ -84,10 +84,15 @@ def make_trainer(path: str, algorithm: GRPO | None = None, **changes: object) ->
 
 def reference_logprobs(model: torch.nn.Module, sample: Sample, temperature: float) -> torch.Tensor:
     """Plain transformers, one row at a time."""
+    logp = torch.log_softmax(reference_logits(model, sample) / temperature, -1)
+    targets = torch.from_numpy(sample.token_ids[sample.loss_mask].astype(np.int64))
+    return logp.gather(1, targets[:, None]).squeeze(1)
+
+
+def reference_logits(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
+    """Return those from before the loss tokens ``[K, V]``, by plain transformers."""
     ids = torch.from_numpy(sample.token_ids.astype(np.int64))
-    logp = torch.log_softmax(model(ids[None]).logits[0] / temperature, -1)
-    at = torch.from_numpy(np.flatnonzero(sample.loss_mask))
-    return logp[at - 1, ids[at]]
+    return model(ids[None]).logits[0][np.flatnonzero(sample.loss_mask) - 1]
 
 
 def small_mixture(folder: Path, **changes: object) -> str:

@@ -53,7 +53,8 @@ def gradient_of(algorithm: Algorithm) -> list[float]:
 
 def test_grpo_and_dapo() -> None:
     # A = (1, -1). Tokens: min(2, 1.28) = 1.28; min(1, 1) = 1; min(-0.5, -0.8) = -0.8
-    assert loss_of(GRPO(proximal="inference")) == pytest.approx(-(1.28 + 1 - 0.8) / 3)
+    # GRPO clips above at 1.2, and takes the mean over samples of the mean over their tokens
+    assert loss_of(GRPO(proximal="inference")) == pytest.approx(-((1.2 + 1) / 2 - 0.8) / 2)
     assert loss_of(DAPO(proximal="inference")) == pytest.approx(-(1.28 + 1 - 0.8) / 3)
     # clipped tokens have no gradient; the one in between has -A r = -1, a third of it
     assert gradient_of(DAPO(proximal="inference")) == pytest.approx([0, -1 / 3, 0])
@@ -142,8 +143,8 @@ def test_the_divergence_in_the_reward_of_a_group() -> None:
 def test_the_divergence_in_the_loss(estimator: str, expected: tuple[float, ...]) -> None:
     ref = (log(1.6), log(0.5), log(0.125))
     options = {"proximal": "inference", "kl_coef": 0.3, "kl_estimator": estimator}
-    with_kl = loss_of(GRPO(**options), ref_logprobs=ref)
-    without = loss_of(GRPO(proximal="inference"))
+    with_kl = loss_of(DAPO(**options), ref_logprobs=ref)
+    without = loss_of(DAPO(proximal="inference"))
     assert with_kl - without == pytest.approx(0.3 * sum(expected) / 3, abs=1e-7)
 
 
@@ -278,10 +279,12 @@ def test_topr() -> None:
 
 
 def test_raft_pp() -> None:
-    # only the first is trained on: (1.2 + 1) / 2 of its two tokens, one sample
+    # only the first is trained on: (1.2 + 1) / 2 of its two tokens; both samples count
     assert flat_advantages(RAFTPP(), [PAIR]) == [1, 1, 0]
     case = Case(RAFTPP(proximal="inference"), [PAIR])
-    assert float(case.loss(logs(NOW[:2]))[0]) == pytest.approx(-1.1)
+    assert float(case.loss(logs(NOW[:2]))[0]) == pytest.approx(-1.1 / 2)
+    dropped = Case(RAFTPP(proximal="inference", zero_advantage="drop"), [PAIR])
+    assert float(dropped.loss(logs(NOW[:2]))[0]) == pytest.approx(-1.1)
     assert flat_advantages(RAFTPP(), [plain_group([1, 1])]) == [0, 0]
     assert flat_advantages(RAFTPP(least_reward=1.0), [plain_group([1, 1, 0])]) == [1, 1, 0]
 
@@ -381,7 +384,7 @@ def test_corrections_of_what_another_policy_sampled() -> None:
 
     def tokens(**options: object) -> float:
         signals = {"proximal_logprobs": tuple(math.log(p) for p in proximal)}
-        case = Case(GRPO(**options), [PAIR], signals, policy_version=2)
+        case = Case(DAPO(**options), [PAIR], signals, policy_version=2)
         return -3 * float(case.loss(logs(proximal))[0])
 
     assert tokens(importance_correction="none") == pytest.approx(1 + 1 - 1)

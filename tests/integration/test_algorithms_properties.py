@@ -231,7 +231,7 @@ def test_shares_of_microbatches_add_up(alias: str) -> None:
         ("grpo", {"kl_coef": 0.1, "kl_estimator": "k3"}),
         ("dr-grpo", {"kl_coef": 0.1, "kl_estimator": "k2"}),
         ("dapo", {"credit": "turn", "discount": 0.7, "dual_clip": 1.5}),
-        ("gspo", {"clip_low": 0.5, "clip_high": 0.5}),
+        ("gspo", {"clip_low": 0.5, "clip_high": 0.5, "proximal": "inference"}),
         ("cispo", {"clip_low": 0.0, "clip_high": 0.0}),  # weights that do not move
         ("rloo", {"ratio_level": "sample_sum", "kl_coef": 0.1, "kl_estimator": "k1"}),
         ("reinforce++", {"kl_coef": 0.1, "importance_correction": "sequence_truncate"}),

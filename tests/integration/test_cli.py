@@ -128,7 +128,7 @@ def test_info_shows_the_options_with_their_meaning(rollart: Run) -> None:
     assert code == 0
     assert found["id"] == "rollart/GRPO-v1"
     options = {o["name"]: o for o in found["options"]}
-    assert options["clip_high"]["default"] == "0.28"
+    assert options["clip_high"]["default"] == "0.2"
     assert options["clip_high"]["help"]
 
 

@@ -85,7 +85,7 @@ def test_advantages_follow_their_members(rewards: list[float], random: object) -
 
 
 def test_loss_by_hand_with_both_clips_against_the_sampling_policy() -> None:
-    algorithm = GRPO(proximal="inference")
+    algorithm = GRPO(proximal="inference", clip_high=0.28)
     # ratios 2, 2, 0.5, 0.5 with advantages +1, -1, +1, -1
     logprobs = torch.tensor([2.0, 2.0, 0.5, 0.5]).log()
     loss, metrics = algorithm.loss(logprobs, batch([1.0, -1.0, 1.0, -1.0], [0.0] * 4))
@@ -209,9 +209,11 @@ def test_what_is_required_follows_from_the_config() -> None:
 
 
 def test_zero_advantage_samples_are_only_skipped_where_they_teach_nothing() -> None:
-    assert GRPO().zero_advantage == "drop"
-    assert GRPO(zero_advantage="keep").zero_advantage == "skip"
-    assert GRPO(zero_advantage="keep", kl_coef=0.1).zero_advantage == "train"
+    assert GRPO().zero_advantage == "skip"
+    assert GRPO(zero_advantage="drop").zero_advantage == "drop"
+    assert GRPO(kl_coef=0.1).zero_advantage == "train"
+    assert GRPO(entropy_coef=0.1).zero_advantage == "train"
+    assert GRPO(kl_coef=0.1, kl_in="reward").zero_advantage == "skip"
 
 
 def test_a_key_without_effect_is_refused() -> None:

@@ -53,7 +53,8 @@ ROOMS = (
         *("problems", "endpoint"),
     ),
     (
-        *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
+        *("boxes", "config_agents", "config_algorithm", "config_beside", "config_boxes"),
+        *("config_checks",),
         *("config_engines", "config_learning", "config_load", "config_lora", "manifest"),
         *("config_schedule", "config_validation"),
         *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),

@@ -15,6 +15,7 @@ from small_models import (
     make_groups,
     make_sample,
     make_trainer,
+    reference_logits,
     reference_logprobs,
     save_model,
 )
@@ -64,6 +65,40 @@ def test_every_road_gives_the_models_own_logprobs_and_gradients(
     (got * weights).sum().backward()
     for p, q in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("road", ["native", "tree", "packed", "padded", "autocast"])
+def test_every_road_gives_the_gradient_of_the_entropy(road: str, tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    rng = np.random.default_rng(1)
+    samples = [make_sample(rng, n, prefix=p) for n, p in ((40, 20), (90, 70), (90, 70))]
+    samples.append(samples[1])  # tokens in common: the tree computes them once
+    ops = native_ops() if road == "native" else None
+    if road == "native" and ops is None:
+        pytest.skip("no C compiler")
+    kind = cast(Road, {"native": "tree", "autocast": "packed"}.get(road, road))
+    autocast = road == "autocast"
+    weights = torch.randn(2, sum(s.num_loss_tokens for s in samples))
+    plain, model = load_model(path), load_model(path)
+    policy = make_policy(kind, model, 0.7, autocast=autocast, ops=ops)
+    got, entropy, _ = policy.outputs(samples, entropy_gradient=True)
+    same, without, _ = policy.outputs(samples)
+    assert torch.equal(same, got)
+    assert torch.equal(without, entropy)
+    assert not without.requires_grad
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = [reference_logits(plain, s) for s in samples]
+    logp = torch.log_softmax(torch.cat(logits).float() / 0.7, -1)
+    targets = torch.cat([torch.from_numpy(s.token_ids[s.loss_mask]).long() for s in samples])
+    wanted = logp.gather(1, targets[:, None]).squeeze(1)
+    naive = -(logp.exp() * logp).sum(-1)
+    rough = {"rtol": 0.1, "atol": 0.05} if autocast else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(entropy, naive, **rough)
+    (wanted * weights[0] + naive * weights[1]).sum().backward()
+    (got * weights[0] + entropy * weights[1]).sum().backward()
+    rough = {"rtol": 0.1, "atol": 0.2} if autocast else {"rtol": 1e-3, "atol": 1e-4}
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, **rough)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,28 @@ def test_defaults_are_allowed_and_every_algorithm_says_what_it_computes(spec: ob
         ("TOPRConfig", {"baseline": "median"}, "group_mean"),
         ("TOPRConfig", {"clip_low": 0.1}, "Extra inputs"),
         ("SFTConfig", {"kl_coef": 0.1}, "Extra inputs"),
+        ("SFTConfig", {"entropy_coef": 0.1}, "Extra inputs"),
+        ("GRPOConfig", {"zero_advantage": "drop", "kl_coef": 0.1}, "share of kl_coef"),
+        ("TOPRConfig", {"zero_advantage": "drop", "entropy_coef": 0.1}, "share of entropy_coef"),
+        ("DAPOConfig", {"entropy_coef": -0.1}, "greater than or equal to 0"),
+        ("GRPOConfig", {"normalise": "none", "std_floor": 0.1}, "std_floor has no effect"),
+        ("GRPOConfig", {"min_effective_groups": 0}, "greater than or equal to 1"),
+        ("PPOConfig", {"min_effective_groups": 2}, "Extra inputs"),
+        ("GRPOConfig", {"bootstrap_truncated": True}, "Extra inputs"),
+        (
+            "PPOConfig",
+            {"bootstrap_truncated": True, "mask_truncated": True},
+            "bootstrap_truncated has no effect with mask_truncated: true",
+        ),
+        ("RLOOConfig", {"ratio_level": "sample_sum", "credit": "turn"}, "credit: turn gives each"),
+        ("GiGPOConfig", {"ratio_level": "sample_sum"}, "step advantage of GiGPO gives each"),
+        ("PPOConfig", {"ratio_level": "sample_sum"}, "critic of PPO gives each"),
+        ("DistillationConfig", {"ratio_level": "sample_sum"}, "teacher's opinion"),
+        (
+            "ReinforcePPConfig",
+            {"ratio_level": "sample_sum", "kl_coef": 0.1},
+            "kl_in: reward gives each",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -58,3 +80,40 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         getattr(config, model).model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("GRPOConfig", {"zero_advantage": "drop", "kl_coef": 0.1, "kl_in": "reward"}),
+        ("ReinforcePPConfig", {"ratio_level": "sample_sum"}),
+        ("CISPOConfig", {"ratio_level": "sample_sum", "credit": "turn"}),  # a weight, no gradient
+        ("GSPOConfig", {"credit": "turn"}),
+        ("GiGPOConfig", {"ratio_level": "sample_mean"}),
+    ],
+)
+def test_what_can_be_meant_is_not(model: str, options: dict[str, object]) -> None:
+    getattr(config, model).model_validate(options)
+
+
+ALIASES = {spec.alias: spec.config.partition(":")[2] for spec in SPECS}
+
+
+@pytest.mark.parametrize("alias", sorted(set(ALIASES) - {"sft"}))
+def test_the_divisor_counts_all_tokens_unless_asked_otherwise(alias: str) -> None:
+    assert getattr(config, ALIASES[alias])().zero_advantage == "keep"
+
+
+def test_grpo_and_dapo_have_the_defaults_of_their_papers() -> None:
+    names = ("clip_low", "clip_high", "loss_aggregation", "normalise", "kl_coef")
+    differing = {
+        name: (getattr(config.GRPOConfig(), name), getattr(config.DAPOConfig(), name))
+        for name in names
+    }
+    assert differing == {
+        "clip_low": (0.2, 0.2),
+        "clip_high": (0.2, 0.28),
+        "loss_aggregation": ("sample_mean", "token_mean"),
+        "normalise": ("group_std", "group_std"),
+        "kl_coef": (0.0, 0.0),
+    }

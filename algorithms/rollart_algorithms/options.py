@@ -1,0 +1,275 @@
+"""The parts that the options of several algorithms are made of. Never imports torch.
+
+Takes: what stands under ``algorithm`` in a run's config. Gives: frozen models, of which
+``config.py`` makes one for each algorithm. Never: lets an option pass that has no effect beside the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    from rollart_core.contracts.algorithm import RunFacts
+
+DEFAULT_TIS_CAP = 2.0
+DEFAULT_MASK_CAP = 5.0
+DEFAULT_MASK_FLOOR = 0.5
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Aggregation = Literal[
+    "token_mean", "sample_mean", "sample_sum", "sample_sum_norm", "trajectory_mean"
+]
+Correction = Literal["token_truncate", "sequence_truncate", "token_mask", "sequence_mask", "none"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+class Options(BaseModel):
+    """What all models of options have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def refuse_idle(self, reason: str, *names: str) -> None:
+        """Raise where one of these options differs from its default.
+
+        Args:
+            reason: Why they have no effect, after ``has no effect``.
+            names: The options.
+
+        Raises:
+            ValueError: Naming the first of them.
+        """
+        for name in self.changed(*names):
+            raise ValueError(f"{name} has no effect {reason}; remove one of them")
+
+    def changed(self, *names: str) -> list[str]:
+        """Return those of these options that differ from their defaults."""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].default]
+
+    def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
+        """Yield (option, what is wrong) for options that do not fit the run.
+
+        Args:
+            run: What of the run config matters here.
+        """
+        yield from ()
+
+    def run_warnings(self, run: RunFacts) -> Iterator[tuple[str, str]]:
+        """Yield (option, what to know of it) for options that are allowed and often regretted."""
+        yield from ()
+
+
+class LossOptions(Options):
+    """How the losses of tokens become one number, and what keeps the policy near the reference."""
+
+    loss_aggregation: Aggregation = "token_mean"
+    """Mean over tokens; or mean over samples of each one's token mean, of its token sum, or of its
+    token sum divided by ``norm_tokens``; or mean over trajectories of each one's token mean."""
+    norm_tokens: Annotated[int, Field(ge=1)] | None = None
+    """With ``loss_aggregation: sample_sum_norm``: the constant that token sums are divided by, such
+    as the most tokens a sample can have."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the KL divergence from the reference (the weights RL began with)."""
+    kl_estimator: KlEstimator = "k3"
+    """How the divergence is estimated from the sampled tokens: k1 is the log ratio (in the loss its
+    gradient is 0 on average), k2 half its square, k3 never negative and unbiased."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the divergence is added to the loss, or subtracted from the reward before advantages
+    are taken (then it is that of the policy that sampled)."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus: so many times the entropy of each token's distribution is
+    subtracted from its loss, with gradient. It counters premature convergence."""
+    zero_advantage: Literal["keep", "drop"] = "keep"
+    """``keep``: the loss is divided by all sampled tokens (samples, trajectories) of the batch.
+    ``drop``: samples whose advantages are all 0 count in no divisor; as more groups are solved the
+    divisor shrinks, and the few samples that are left weigh more and more."""
+    mask_truncated: bool = False
+    """Truncated trajectories give no gradient; their rewards still count in baselines and
+    deviations, their tokens in the divisor."""
+
+    @model_validator(mode="after")
+    def _loss_options_have_an_effect(self) -> Self:
+        if self.loss_aggregation == "sample_sum_norm" and self.norm_tokens is None:
+            raise ValueError("loss_aggregation: sample_sum_norm needs norm_tokens")
+        if self.loss_aggregation != "sample_sum_norm":
+            self.refuse_idle(f"with loss_aggregation: {self.loss_aggregation}", "norm_tokens")
+        if not self.kl_coef:
+            self.refuse_idle("with kl_coef: 0", "kl_estimator", "kl_in")
+        if self.zero_advantage == "drop":
+            self._refuse_terms_of_dropped_samples()
+        return self
+
+    def _refuse_terms_of_dropped_samples(self) -> None:
+        """Refuse terms of the loss that dropped samples would leave without their tokens."""
+        terms = {"entropy_coef": bool(self.entropy_coef)}
+        terms["kl_coef (kl_in: loss)"] = bool(self.kl_coef) and self.kl_in == "loss"
+        for name, is_used in terms.items():
+            if is_used:
+                raise ValueError(
+                    f"zero_advantage: drop leaves samples without advantage out of the loss, and "
+                    f"with them their share of {name}; set zero_advantage: keep"
+                )
+
+    def run_warnings(self, run: RunFacts) -> Iterator[tuple[str, str]]:
+        """Warn of a divisor that shrinks; see :class:`Options`."""
+        if self.zero_advantage == "drop":
+            yield (
+                "zero_advantage",
+                "drop divides the loss by the samples with an advantage only: the divisor shrinks "
+                "as learning goes on, and a rare failure then weighs as much as a whole batch; "
+                "keep divides by all sampled tokens",
+            )
+
+
+class CreditOptions(Options):
+    """Which tokens a reward is credited to."""
+
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """Whether all tokens of a trajectory share its reward, or those of a turn are credited with
+    what was earned from that turn on. A turn earns what ``env.step`` answered, as long as that adds
+    up to the reward; where a reward function gave another, the last turn earned all of it."""
+    discount: Share = 1.0
+    """With ``credit: turn``: what a reward is worth one turn earlier."""
+
+    @model_validator(mode="after")
+    def _credit_options_have_an_effect(self) -> Self:
+        if self.credit != "turn":
+            self.refuse_idle(f"with credit: {self.credit}", "discount")
+        return self
+
+
+class OffPolicyOptions(Options):
+    """What is done about tokens that another policy sampled than the one being trained."""
+
+    proximal: Literal["recompute", "inference"] = "recompute"
+    """Which policy the ratio is taken against: the trainer's own before the first update on the
+    batch (tokens are then reweighted, see ``importance_correction``), or the one that sampled the
+    token."""
+    importance_correction: Correction = "token_truncate"
+    """With ``proximal: recompute``: tokens are weighted by proximal / inference policy, of the
+    token or of the whole sample, truncated at ``tis_cap``; or masked where outside ``mask_floor``
+    to ``tis_cap``; or not weighted."""
+    tis_cap: Positive | None = None
+    """Importance weights are truncated at, or masked above this (none: 2.0, or 5.0 to mask)."""
+    mask_floor: NonNegative | None = None
+    """With a mask: importance weights below this are masked (none: 0.5)."""
+    staleness_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A token's loss is multiplied by this once for each version that it is stale."""
+
+    @model_validator(mode="after")
+    def _off_policy_options_have_an_effect(self) -> Self:
+        corrections = ("tis_cap", "importance_correction", "mask_floor")
+        if self.proximal == "inference":
+            self.refuse_idle("with proximal: inference", *corrections)
+        given = f"with importance_correction: {self.importance_correction}"
+        if self.importance_correction == "none":
+            self.refuse_idle(given, "tis_cap", "mask_floor")
+        if self.importance_correction.endswith("_truncate"):
+            self.refuse_idle(given, "mask_floor")
+        elif self.mask_bounds[0] >= self.mask_bounds[1]:
+            raise ValueError("mask_floor must be below tis_cap, or every token is masked")
+        return self
+
+    @property
+    def mask_bounds(self) -> tuple[float, float]:
+        """The importance weights between which tokens are kept."""
+        floor = DEFAULT_MASK_FLOOR if self.mask_floor is None else self.mask_floor
+        return floor, self.tis_cap or DEFAULT_MASK_CAP
+
+
+class RatioPolicyOptions(OffPolicyOptions, LossOptions):
+    """How far the policy may move on one batch, and of what its ratio is."""
+
+    clip_low: Share = 0.2
+    """The ratio is clipped below at ``1 - clip_low``."""
+    clip_high: NonNegative = 0.2
+    """The ratio is clipped above at ``1 + clip_high``."""
+    ratio_level: Literal["token", "sample_mean", "sample_sum"] = "token"
+    """Whether a ratio is that of a token; or one for the whole sample: the geometric mean of its
+    tokens' (each token's gradient follows its own advantage), or their product (which needs one
+    advantage for the whole sample)."""
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Where the advantage is negative, the ratio counts as at most this (none: without bound)."""
+
+    clipped: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    """Options that act on a ratio that differs from 1."""
+
+    @model_validator(mode="after")
+    def _product_has_one_advantage(self) -> Self:
+        if self.ratio_level == "sample_sum" and (why := self.token_advantages()):
+            raise ValueError(
+                f"ratio_level: sample_sum is one ratio and one advantage for the whole sample, but "
+                f"{why} gives each token or turn its own; use ratio_level: token or sample_mean"
+            )
+        return self
+
+    def token_advantages(self) -> str | None:
+        """Return what makes advantages differ within a sample; None: nothing does."""
+        return None
+
+    def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
+        """Yield clips that hold nothing; see :class:`Options`."""
+        yield from super().run_problems(run)
+        if run.updates_per_batch > 1 or self.proximal == "inference":
+            return
+        for name in self.changed(*self.clipped):
+            yield (
+                name,
+                "has no effect with trainer.updates_per_batch: 1 and proximal: recompute, where "
+                "the ratio is always 1; remove it, or set proximal: inference or more updates",
+            )
+
+
+class GroupOptions(Options):
+    """What members of a group are measured by."""
+
+    normalise: Literal["group_std", "batch_std", "none"] = "group_std"
+    """Whether advantages are divided by the standard deviation of the group's rewards, or of the
+    whole batch's."""
+    std_correction: Literal[0, 1] = 0
+    """0: standard deviations divide by the count; 1: by one less (Bessel), as TRL and verl do."""
+    std_floor: NonNegative = 0.0
+    """A standard deviation counts as at least this: without it one rare failure in a group of
+    successes gets an advantage of several units."""
+    min_effective_groups: Annotated[int, Field(ge=1)] | None = None
+    """If fewer groups of a batch than this have any advantage other than 0, its loss is multiplied
+    by their number over this (none: it never is)."""
+
+    @model_validator(mode="after")
+    def _group_options_have_an_effect(self) -> Self:
+        if self.normalise == "none":
+            self.refuse_idle("with normalise: none", "std_correction", "std_floor")
+        return self
+
+    def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
+        """Yield a number of groups that no batch has, or that every batch has."""
+        yield from super().run_problems(run)
+        least = self.min_effective_groups
+        if least is None:
+            return
+        if least > run.groups_per_batch:
+            yield (
+                "min_effective_groups",
+                f"{least} is more than rollout.groups_per_batch ({run.groups_per_batch}): every "
+                f"batch would be scaled down; set it to {run.groups_per_batch} or less",
+            )
+        elif run.replaces_equal_groups:
+            yield (
+                "min_effective_groups",
+                "has no effect with rollout.equal_groups: replace, which fills each batch with "
+                "groups that carry signal; remove one of them",
+            )
+
+
+class GroupPolicyOptions(GroupOptions, CreditOptions, RatioPolicyOptions):
+    """The parts of algorithms that compare members of a group."""
+
+    def token_advantages(self) -> str | None:
+        """Return what makes advantages differ within a sample; None: nothing does."""
+        return "credit: turn" if self.credit == "turn" else None
