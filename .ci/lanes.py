@@ -15,7 +15,7 @@ failed by time or availability runs once more, alone, at the end. If it passes, 
 flaky, and tests/flaky.md needs an entry for it.
 
 Environment: FULL=1; ROLLART_CACHE (dependencies and stamps; default: rollart in the user's cache
-folder); ROLLART_TEST_TIMEOUT_SCALE (multiplies all timeouts of tests).
+folder); ROLLART_TEST_TIMEOUT_SCALE (multiplies all timeouts of tests; default: 3).
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ AGENTS = ".venv-agents/.set-up"
 MOST_FLAKY = 3
 COMMAND = "command"
 """Key of a test's line: the number of the command of its lane that ran it."""
+TIMEOUT_SCALE = "3"
+"""Unless the caller sets another: lanes share the machine, and a limit is there to end a hang."""
 GRACE_S = 60
 """How long lanes have to end after Ctrl-C, before they are killed."""
 
@@ -335,6 +337,7 @@ class Runner:
         environment = {**os.environ, "ROLLART_LANE": lane.name, "PYTHONUNBUFFERED": "1"}
         environment |= dict(variable.split("=", 1) for variable in lane.variables)
         environment.pop("FULL", None)
+        environment.setdefault("ROLLART_TEST_TIMEOUT_SCALE", TIMEOUT_SCALE)
         if report is not None:
             environment["ROLLART_TEST_REPORT"] = str(report)
             command = [*command, *self._arguments]

@@ -182,7 +182,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _batch_versions(series: Mapping[str, Series]) -> list[int]:
-    return series.get("rollout/reward_mean", EMPTY).versions.tolist()
+    return [int(v) for v in series.get("rollout/reward_mean", EMPTY).versions]
 
 
 def _busy(attempts: Iterable[TrajectoryRow], taken: Mapping[int, float]) -> Series:

@@ -135,7 +135,7 @@ def _fall_of_width(
     after = smoothed(values, after_width)[width:]
     drops = before - after
     best: tuple[float, int, float] | None = None
-    for n in np.flatnonzero((drops > 0) & (drops >= FALL_SHARE * (before - low))):
+    for n in map(int, np.flatnonzero((drops > 0) & (drops >= FALL_SHARE * (before - low)))):
         split, levels = int(splits[n]), (float(before[n]), float(after[n]))
         errors = [
             MEDIAN_ERROR * max(noise(part), _binomial(level, num_samples)) / math.sqrt(count)
@@ -148,7 +148,7 @@ def _fall_of_width(
         ]
         z = float(drops[n]) / max(math.hypot(*errors), 1e-12)
         if z >= FALL_Z and (best is None or drops[n] > best[0]):
-            best = (float(drops[n]), int(n), z)
+            best = (float(drops[n]), n, z)
     if best is None:
         return None
     _, n, z = best
