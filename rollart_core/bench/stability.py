@@ -1,0 +1,266 @@
+"""`rollart bench stability`: whether the last weights of a run are as good as its best ones.
+
+Each arm trains the WebShop example with some seeds for a budget in updates, without a stop by what
+was learned. The weights of the best validation, and then the last ones, are evaluated on the same
+held-out tasks, several sampled episodes each.
+
+    as before   updates divided by the tokens of live samples alone, no guard: a control
+    default     the example as it is
+    rate x 3    the same with three times its learning rate
+
+The short form injects faults into runs on a bandit instead: gradients that are no numbers, inverted
+rewards, a tenfold learning rate. The guard is to undo each, and the run to end above its start.
+
+Takes: ``seeds`` (3), ``updates`` (2,400), ``arms``, ``tasks`` (300), ``samples`` (4), ``config``,
+``runs_dir``, ``picture`` (runs/bench-stability.png), ``short``; every other option overrides a key
+of the config. Gives: a row for each arm and seed. Never: hides a run that stopped itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rollart_core.bench import bandit
+from rollart_core.bench.learn import SMOOTHED_OVER, example, flat, overrides_of
+from rollart_core.bench.options import Options
+from rollart_core.bench.rows import result, row, tell
+from rollart_core.bench.skip import require
+from rollart_core.config_load import load_config
+from rollart_core.engine.audit import audit
+from rollart_core.engine.evaluate import EvaluationResult, success_gain
+from rollart_core.resolve import resolve_run
+from rollart_core.runtime.launch import launch
+from rollart_core.runtime.report import RunReport
+from rollart_core.view.pictures import new_figure, save, smoothed
+
+TAKES: Final = (
+    *("short", "seeds", "updates", "arms", "tasks", "samples", "config", "runs_dir", "picture"),
+)
+CONFIG: Final = True
+"""Every other option is a key of the run config, and is checked as one."""
+
+ARMS: Final[Mapping[str, Mapping[str, object]]] = {
+    "as before": {"algorithm.zero_advantage": "drop", "guard": "off"},
+    "default": {},
+    "rate x 3": {},
+}
+LEAST_GAIN = -0.05
+"""Lower bound of the last weights' success less that of the best."""
+LEAST_SUCCESS = 0.92
+"""Sampled success of the last weights on held-out tasks."""
+SHORT_BATCHES = 100
+
+
+def run(options: Mapping[str, object]) -> dict[str, object]:
+    """Run the benchmark.
+
+    Args:
+        options: See the module.
+
+    Returns:
+        The object of ``rollart bench --json``; the full form also with ``picture`` and ``runs``.
+    """
+    asked = Options("stability", options)
+    require("torch", "transformers", extra="train")
+    if asked.short:
+        return result("stability", _short(asked), conditions={"batches": SHORT_BATCHES})
+    require("matplotlib", extra="bench")
+    path = example(asked.text("config", "webshop.yaml"))
+    budget = asked.integer("updates", 2400)
+    shared = {
+        "stop.batches": budget,
+        "stop.wall_s": None,
+        "stop.when": None,
+        "checkpoint.keep_best": "validation/success",
+        "evaluation.tasks": asked.integer("tasks", 300),
+        "evaluation.samples_per_task": asked.integer("samples", 4),
+        "evaluation.greedy": False,
+        **({"runs_dir": asked.text("runs_dir", "")} if "runs_dir" in asked else {}),
+        **dict(flat({k: v for k, v in options.items() if k not in TAKES})),
+    }
+    first = load_config(path, overrides_of(shared))
+    picture = asked.path("picture", "runs/bench-stability.png")
+    outcomes: list[Outcome] = []
+    for arm in asked.names("arms", tuple(ARMS)):
+        changes = dict(ARMS[arm])
+        if arm == "rate x 3":
+            changes["trainer.lr"] = 3 * first.trainer.lr
+        for seed in range(first.seed, first.seed + asked.integer("seeds", 3)):
+            keys = overrides_of({**shared, **changes, "seed": seed})
+            outcomes.append(_train(arm, seed, path, keys))
+            _draw(outcomes, picture, budget)
+    tell(f"curves: {picture}")
+    rows = [row_of(outcome) for outcome in outcomes]
+    told = [outcome.as_dict() for outcome in outcomes]
+    return result("stability", rows, picture=str(picture), runs=told)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run came to."""
+
+    arm: str
+    seed: int
+    run_dir: str
+    ok: bool
+    stop_reason: str
+    train_steps: int
+    rollbacks: int
+    best_version: int
+    best: EvaluationResult | None
+    """Of the weights of the best validation, on held-out tasks; None: the run stopped before."""
+    last: EvaluationResult | None
+    """Of the last weights."""
+    curve: tuple[float, ...]
+    """Success of each batch of training tasks."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as plain JSON, without the curve."""
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                *("arm", "seed", "run_dir", "ok", "stop_reason", "train_steps", "rollbacks"),
+                "best_version",
+            )
+        }
+        estimates = {
+            name: found.success.as_dict() if (found := getattr(self, name)) else None
+            for name in ("best", "last")
+        }
+        return {**plain, **estimates}
+
+
+def row_of(outcome: Outcome) -> dict[str, object]:
+    """Return the row of one run: the last weights beside the best."""
+    case = f"{outcome.arm}, seed {outcome.seed}, {outcome.train_steps:,} updates"
+    if outcome.rollbacks:
+        case += f", {outcome.rollbacks} rollbacks"
+    if outcome.best is None or outcome.last is None or not outcome.ok:
+        case += f", stopped: {outcome.stop_reason}"
+        mark: Mapping[str, Any] = {"mark": "a run that ends by its budget", "meets_mark": False}
+        return row(f"{case}: sampled success", None, None, "best weights", "of episodes", **mark)
+    gain = success_gain(outcome.best, outcome.last)
+    case += f", last minus best {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    last = outcome.last.success.mean
+    return row(
+        f"{case}: sampled success of the last weights",
+        last,
+        outcome.best.success.mean,
+        "best weights",
+        f"of {outcome.last.success.n} held-out episodes",
+        mark=f">= {LEAST_SUCCESS}, and last minus best above {LEAST_GAIN}",
+        meets_mark=last >= LEAST_SUCCESS and gain.low > LEAST_GAIN,
+    )
+
+
+class _Messages:
+    """Writes phases and messages of a run to stderr."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def phase(self, name: str, detail: str = "") -> None:
+        self.message(f"{name} {detail}".strip())
+
+    def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
+        """Nothing: a curve follows."""
+
+    def message(self, text: str) -> None:
+        tell(f"{self._name}: {text}")
+
+
+def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
+    """Train, and evaluate the best weights; then the last ones, by going on with a run that is over."""
+    says = _Messages(f"{arm}, seed {seed}")
+    best = launch(resolve_run(load_config(path, keys), source=str(path)), observer=says)
+    run_dir = Path(best.run_dir)
+    last: RunReport | None = None
+    if best.ok:
+        saved = run_dir / "config.yaml"
+        resolved = resolve_run(load_config(saved, ["checkpoint.keep_best=null"]), source=str(saved))
+        last = launch(resolved, resume=run_dir, observer=says)
+    return Outcome(
+        arm=arm,
+        seed=seed,
+        run_dir=best.run_dir,
+        ok=best.ok and last is not None and last.ok,
+        stop_reason=best.stop_reason,
+        train_steps=best.train_steps,
+        rollbacks=int(best.guard["rollbacks"]) if best.guard else 0,
+        best_version=int(best.best["policy_version"]) if best.best else -1,
+        best=best.after,
+        last=last.after if last else None,
+        curve=bandit.success_of(run_dir),
+    )
+
+
+def _draw(outcomes: Sequence[Outcome], path: Path, budget: int) -> None:
+    """Write one picture: a panel an arm, a curve a seed, the held-out estimates at its end."""
+    arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
+    figure = new_figure(
+        "bench stability", "bench", figsize=(8, 3 * len(arms)), layout="constrained"
+    )
+    panels = figure.subplots(len(arms), 1, sharex=True, sharey=True, squeeze=False)
+    for arm, (axes,) in zip(arms, panels, strict=True):
+        for outcome in outcomes:
+            if outcome.arm != arm:
+                continue
+            curve = smoothed(outcome.curve, SMOOTHED_OVER)
+            (line,) = axes.plot(curve, label=f"seed {outcome.seed}", linewidth=0.8)
+            for x, found, form in ((budget * 1.01, outcome.best, "^"), (budget, outcome.last, "o")):
+                if found is not None:
+                    axes.plot(x, found.success.mean, form, color=line.get_color())
+        axes.axhline(LEAST_SUCCESS, color="grey", linewidth=0.8, linestyle=":")
+        axes.set(title=arm, ylim=(0, 1), ylabel=f"success, mean of {SMOOTHED_OVER} batches")
+        axes.legend(loc="lower right")
+    panels[-1][0].set(xlabel="batch (at the end, on held-out tasks: o last weights, ^ best)")
+    save(figure, path)
+
+
+def _short(asked: Options) -> Iterator[dict[str, object]]:
+    """Inject each fault into a run on the bandit."""
+    from rollart_core.bench.stability_faults import FAULTS
+
+    for case, fault in FAULTS.items():
+        with bandit.runs_folder(asked) as folder:
+            learned = bandit.learn(faulty_run(folder, fault))
+            yield fault_row(case, learned)
+
+
+def faulty_run(folder: Path, fault: type, seed: int = 0) -> dict[str, Any]:
+    """Return the config of a run on the bandit with a fault, and with the guard."""
+    return bandit.merged(
+        bandit.run_config("stability", folder, {"arms": 2, "turns": 2}),
+        {
+            **bandit.short_run(),
+            "seed": seed,
+            "algorithm": {"id": f"{fault.__module__}:{fault.__name__}"},
+            "guard": "on",
+            "checkpoint": {"every_batches": 4},
+            "evaluation": {"split": "test", "tasks": 128, "greedy": False},
+            "stop": {"batches": SHORT_BATCHES},
+        },
+    )
+
+
+def fault_row(case: str, learned: bandit.Learned) -> dict[str, object]:
+    """Return the row of a run with a fault."""
+    report = learned.report
+    trips = report.guard["trips"] if report.guard else []
+    checked = audit(Path(report.run_dir))
+    rules = ", ".join(f"{t['rule']} at {t['policy_version']}" for t in trips) or "no trip"
+    case = f"{case}, {rules}, {checked.discarded_by_guard} trajectories discarded"
+    ok = report.ok and checked.ok
+    return row(
+        f"{case}: sampled success",
+        learned.after,
+        learned.before,
+        "before RL",
+        "of held-out tasks",
+        mark="undone, audit clean, above its start",
+        meets_mark=ok and bool(trips) and learned.after > learned.before,
+        required=True,
+    )

@@ -1,0 +1,101 @@
+"""Faults that `rollart bench stability` injects into GRPO: each begins at batch :data:`FIRST`.
+
+Takes: what GRPO takes. Gives: what GRPO gives, but for the batches of the fault, which are counted
+from the start of the trainer. Never: of use outside benchmarks and tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rollart_algorithms.grpo import GRPO
+
+from rollart_core.contracts.algorithm import LossBatch, Signals
+from rollart_core.types import FloatArray, Group
+
+if TYPE_CHECKING:
+    import torch
+
+FIRST = 40
+"""The first batch with the fault, from 0."""
+TIMES = 10.0
+"""Factor of the learning rate in :class:`TenfoldRate`."""
+
+
+class Faulty(GRPO):
+    """Counts batches."""
+
+    faulty: ClassVar[range] = range(FIRST, FIRST + 1)
+    _batch = -1
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the batch in training is one with the fault."""
+        return self._batch in self.faulty
+
+    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return GRPO's advantages."""
+        self._batch += 1
+        return super().advantages(groups, signals)
+
+
+class NotFinite(Faulty):
+    """One batch has gradients that are no numbers."""
+
+    def loss(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return GRPO's loss, or NaN."""
+        loss, metrics = super().loss(trainer_logprobs, batch)
+        return (loss * math.nan if self.is_faulty else loss), metrics
+
+
+class InvertedRewards(Faulty):
+    """What earned more than its group is punished, for some batches."""
+
+    faulty = range(FIRST, FIRST + 4)
+
+    def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
+        """Return GRPO's advantages, or their opposites."""
+        rows = super().advantages(groups, signals)
+        return [-row for row in rows] if self.is_faulty else rows
+
+
+class TenfoldRate(Faulty):
+    """The learning rate is :data:`TIMES` what it should be, for five updates."""
+
+    faulty = range(FIRST, FIRST + 5)
+
+    def loss(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return GRPO's loss; the update that follows has the batch's rate."""
+        _multiply_rate(TIMES if self.is_faulty else 1.0)
+        return super().loss(trainer_logprobs, batch)
+
+
+def _multiply_rate(factor: float) -> None:
+    """See that the optimizer of this process multiplies its learning rate by ``factor``."""
+    from rollart_core.train.optimizer import GuardedAdamW
+
+    original: Any = getattr(GuardedAdamW, "without_fault", GuardedAdamW.update)
+
+    def update(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        configured = optimizer.lr_factor
+        optimizer.lr_factor = configured * factor
+        try:
+            return original(optimizer, *args, **kwargs)
+        finally:
+            optimizer.lr_factor = configured
+
+    GuardedAdamW.without_fault = original  # type: ignore[attr-defined]
+    GuardedAdamW.update = update  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, type[Faulty]] = {
+    "a batch without finite gradients": NotFinite,
+    "4 batches with inverted rewards": InvertedRewards,
+    "5 updates at 10 times the learning rate": TenfoldRate,
+}
