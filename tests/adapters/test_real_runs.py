@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from adapters.openenv_process import ServerProcess
+from support.pace import scaled
 
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
@@ -79,6 +80,9 @@ def config(folder: Path, env: dict[str, Any] | list[dict[str, Any]]) -> Path:
             "max_context_tokens": 2048,
         },
         "evaluation": {"tasks": 4, "greedy": False},
+        # Foreign packages are imported over the first reset.
+        "deadlines": {"reset_s": scaled(200), "step_s": scaled(100), "reward_s": scaled(100)},
+        "failures": {"hang_s": scaled(200)},
         "stop": {"batches": 2},
     }
     path.write_text(yaml.safe_dump(content))
