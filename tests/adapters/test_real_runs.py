@@ -22,7 +22,7 @@ from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.adapters, pytest.mark.timeout(900)]
 pytest.importorskip("torch", reason="torch is not installed here: .venv runs this")
 
 ROWS = [
@@ -124,7 +124,11 @@ def test_a_server_that_is_down_stops_a_run_before_it_starts(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
-CHECKED = ["gem::rg:leg_counting", "skyrl-gym::aime", "textarena::TowerOfHanoi-v0"]
+CHECKED = [
+    pytest.param("gem::rg:leg_counting", marks=pytest.mark.nightly),
+    "skyrl-gym::aime",
+    "textarena::TowerOfHanoi-v0",
+]
 
 
 @pytest.mark.parametrize("env_id", CHECKED)
