@@ -1,5 +1,6 @@
 """Validation tasks are taken out of the training tasks, and no cluster is on both sides."""
 
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -36,12 +37,14 @@ def test_at_most_a_fifth_is_held_out_and_at_least_one() -> None:
 
 
 def test_tasks_of_a_cluster_stay_together() -> None:
-    clusters = [f"product {i % 40}" for i in range(120)]
-    held, kept = lists(120, 10, clusters)
-    assert len(held) == 12
+    clusters = [f"product {i % 40}" for i in range(480)]
+    held, kept = lists(480, 10, clusters)
+    assert len(held) == 10
+    assert len(kept) == 480 - 4 * 12  # a tenth of the products, and all tasks of each
+    assert sorted(Counter(clusters[i] for i in held).values()) == [2, 2, 3, 3]
     assert not {clusters[i] for i in held} & {clusters[i] for i in kept}
     large = ["a"] * 50 + ["b"] * 40
-    assert lists(90, 10, large)[0] == list(range(50, 90))
+    assert lists(90, 10, large) == (list(range(50, 60)), list(range(50)))
     with pytest.raises(ConfigError, match="has 1 cluster"):
         lists(4, 2, ["a"] * 4)
     with pytest.raises(ConfigError, match=r"returns 3 names, and .* is 4"):
