@@ -9,6 +9,8 @@ records the tokens. Any gymnasium environment with text actions is one already:
 
 Optional: ``oracle() -> str | None`` (the expert's next action), ``num_tasks(split) -> int | None``
 (None or missing: unlimited), ``areset`` / ``astep`` (coroutines, when the env waits on I/O),
+``task_clusters(split) -> Sequence[str] | None`` (a name for each task; tasks with the same name are
+alike, such as goals of one product, and are never on both sides of a split that a run makes),
 ``corpus() -> Iterable[str]`` (text for training a tokenizer from nothing),
 ``secrets() -> Sequence[str]`` (texts of the present task that the agent must never read).
 ``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``;

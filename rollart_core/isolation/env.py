@@ -22,7 +22,7 @@ from rollart_core.types import Observation
 
 Reset = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
-_OPTIONAL = ("oracle", "secrets", "num_tasks", "corpus")
+_OPTIONAL = ("oracle", "secrets", "num_tasks", "task_clusters", "corpus")
 
 
 class IsolatedEnv(gymnasium.Env[Observation, str]):
@@ -73,6 +73,10 @@ class IsolatedEnv(gymnasium.Env[Observation, str]):
     def _num_tasks(self, split: str) -> int | None:
         count = loop.run(self._seat.call("num_tasks", split))
         return None if count is None else int(count)
+
+    def _task_clusters(self, split: str) -> list[str] | None:
+        names = loop.run(self._seat.call("task_clusters", split))
+        return None if names is None else [str(name) for name in names]
 
     def _corpus(self) -> list[str]:
         return [str(text) for text in loop.run(self._seat.call("corpus"))]

@@ -106,6 +106,11 @@ class Seat:
         count: int | None = plain(said)
         return count
 
+    def task_clusters(self, split: str) -> list[str] | None:
+        """Return a name for each task of a split, the same for tasks that are alike."""
+        said = self._guard.run("task_clusters", lambda: self._session.task_clusters(split))
+        return None if said is None else [str(name) for name in said]
+
     def corpus(self) -> list[str]:
         """Return text for a tokenizer."""
         return [str(s) for s in self._guard.run("corpus", lambda: list(self._session.corpus()))]

@@ -17,7 +17,7 @@ from typing import Any
 IMPORTS: tuple[str, ...] = ()
 MAX_CORPUS_CHARS = 1_000_000
 """More text does not make a better tokenizer."""
-_OPTIONAL = ("oracle", "secrets", "num_tasks", "corpus")
+_OPTIONAL = ("oracle", "secrets", "num_tasks", "task_clusters", "corpus")
 _making = threading.Lock()
 
 
@@ -69,6 +69,10 @@ class Session:
     def num_tasks(self, split: str) -> Any:
         """Return how many tasks a split has."""
         return self._env.num_tasks(split)
+
+    def task_clusters(self, split: str) -> Any:
+        """Return a name for each task of a split, the same for tasks that are alike."""
+        return self._env.task_clusters(split)
 
     def corpus(self) -> Any:
         """Yield text for a tokenizer, as much as is of use."""

@@ -296,6 +296,17 @@ class EnvWorker:
         finally:
             self._idle.setdefault(seat.key, []).append(seat)
 
+    async def task_clusters(self, env: EnvRef, split: str) -> list[str] | None:
+        """Return a name for each task of a split, the same for tasks that are alike; None: none."""
+        seat = await self._seat(env)
+        try:
+            names = getattr(seat.env, "task_clusters", None)
+            with boundary(EnvironmentFailure, "env.task_clusters"):
+                found = None if names is None else await self._threads.run(lambda: names(split))
+                return None if found is None else [str(name) for name in found]
+        finally:
+            self._idle.setdefault(seat.key, []).append(seat)
+
     async def _seat(self, env: EnvRef) -> _Seat:
         idle = self._idle.get(env.key)
         if idle:

@@ -97,6 +97,10 @@ class WebShopEnv(gymnasium.Env[str, str]):
         """Return how many tasks ``split`` has."""
         return len(self._split(split))
 
+    def task_clusters(self, split: str) -> list[str]:
+        """Return the product of each task of ``split``."""
+        return [self.shop.goals[index].asin for index in self._split(split)]
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
