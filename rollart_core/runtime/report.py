@@ -88,5 +88,9 @@ def score_gain(sampled: Sampled) -> EstimateDict | None:
     if before is None or after is None:
         return None
     pairs = enumerate(zip(before.scores, after.scores, strict=True))
-    gains = {i: [b - a] for i, (a, b) in pairs if not math.isnan(b - a)}  # NaN: an episode failed
+    gains: dict[object, list[float]] = {
+        i: [b - a]
+        for i, (a, b) in pairs
+        if not math.isnan(b - a)  # NaN: an episode failed
+    }
     return clustered_mean(gains, dict(enumerate(after.clusters))).as_dict()
