@@ -316,6 +316,7 @@ class _Launch:
                     partial(attempt, temperature),
                     name=f"eval-{kind}",
                     max_concurrent=self._config.rollout.max_concurrent,
+                    cluster_of=self._envs.cluster_of,
                 )
             results.append(result)
             parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}
