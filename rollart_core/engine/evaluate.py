@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from rollart_core.engine.estimates import (
     Clusters,
@@ -40,6 +40,8 @@ class EvaluationResult:
     scores: tuple[float, ...] = ()
     """The mean of each task's attempts, in the order of the tasks; NaN where none came to an end.
     For paired comparisons."""
+    successes: tuple[float, ...] = ()
+    """The same of success; NaN also where the environment never says it."""
     clusters: tuple[object, ...] = ()
     """The cluster of each of these tasks: the task itself where its environment has none."""
     by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
@@ -99,6 +101,22 @@ async def evaluate(
             job.cancel()
 
 
+def paired_gain(
+    before: EvaluationResult, after: EvaluationResult, of: Literal["scores", "successes"] = "scores"
+) -> Estimate:
+    """Return the mean over tasks of after minus before, paired by task and clustered.
+
+    Args:
+        before: Of some tasks.
+        after: Of the same ones, in the same order.
+        of: What is compared; a task without a value in either is left out.
+    """
+    pairs = enumerate(zip(getattr(before, of), getattr(after, of), strict=True))
+    gains: dict[object, list[float]]
+    gains = {i: [b - a] for i, (a, b) in pairs if not math.isnan(b - a)}
+    return clustered_mean(gains, dict(enumerate(after.clusters)))
+
+
 def summarise(
     trajectories: Sequence[Trajectory], cluster_of: ClusterOf | None = None
 ) -> EvaluationResult:
@@ -131,6 +149,7 @@ def summarise(
         mean_turns=_mean([float(len(t.turns)) for t in good]),
         mean_loss_tokens=_mean([float(t.num_loss_tokens) for t in good]),
         scores=tuple(_mean(scores.get(task, [])) for task in tasks),
+        successes=tuple(_mean(wins.get(task, [])) for task in tasks),
         clusters=tuple(clusters.get(task, task) for task in tasks),
         by_env=of_each,
     )

@@ -5,12 +5,10 @@ Takes: numbers. Gives: :class:`RunReport`. Never: computes or renders.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rollart_core.engine.estimates import clustered_mean
-from rollart_core.engine.evaluate import EvaluationResult
+from rollart_core.engine.evaluate import EvaluationResult, paired_gain
 
 Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
 """Before and after."""
@@ -104,10 +102,4 @@ def score_gain(sampled: Sampled) -> EstimateDict | None:
     before, after = sampled
     if before is None or after is None:
         return None
-    pairs = enumerate(zip(before.scores, after.scores, strict=True))
-    gains: dict[object, list[float]] = {
-        i: [b - a]
-        for i, (a, b) in pairs
-        if not math.isnan(b - a)  # NaN: an episode failed
-    }
-    return clustered_mean(gains, dict(enumerate(after.clusters))).as_dict()
+    return paired_gain(before, after).as_dict()
