@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ".venv/bin/python"
 DEV = ".venv/.set-up-to-test"
 WHEELS = ".wheelhouse/.complete-to-train"
-AGENTS = ".venv-agents/.set-up"
+ADAPTERS, AGENTS = ".venv-adapters/.set-up", ".venv-agents/.set-up"
 MOST_FLAKY = 3
 COMMAND = "command"
 """Key of a test's line: the number of the command of its lane that ran it."""
@@ -128,10 +128,10 @@ LANES = (
         "adapters",
         (
             pytest("adapters", "tests/adapters", python=".venv-adapters/bin/python"),
-            pytest("adapters", "tests/adapters/test_real_runs.py"),
+            pytest("adapters and not nightly", "tests/adapters/test_real_runs.py"),
             pytest("bench", "tests/bench", "-k", "adapters", python=".venv-adapters/bin/python"),
         ),
-        needs=(".venv-adapters/.set-up",),
+        needs=(ADAPTERS,),
         roots=("tests/adapters", *BENCH),
     ),
     Lane(
@@ -163,7 +163,7 @@ ON_REQUEST = (
             (*pytest("nightly and not docker"), *TWO),
             (*ENGINE, *pytest("nightly and docker")),  # one after another: they count containers
         ),
-        needs=(WHEELS, AGENTS),
+        needs=(WHEELS, ADAPTERS, AGENTS),
         slots=2,
     ),
     Lane(

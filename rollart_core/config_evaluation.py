@@ -68,8 +68,8 @@ class Evaluation(Section):
     """Weight publications between two validations; one more is at the beginning, and one at the
     end. None: there is no validation."""
     validation_tasks: PositiveInt = 64
-    """Tasks of a validation, one sampled episode each; always the same ones. Where they are taken
-    out of the training tasks, at most a fifth of those is taken."""
+    """Tasks of a validation, one sampled episode each; always the same ones. There are
+    fewer where more than a fifth of the training tasks would be taken out for them."""
     validation_split: str | None = None
     """The split they are of, which is neither trained on nor tested. None: the split that the
     environment calls ``validation`` or ``val``; where it has none, tasks are taken out of

@@ -259,13 +259,15 @@ _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
 
 
 def _interval(estimate: object, label: str) -> str:
-    """Return ``mean [low, high] of n`` with the 95% interval, where there is one."""
+    """Return ``mean [low, high] of n in c clusters`` with the 95% interval, where there is one."""
     values = _mapping(estimate)
     if not values.get("n"):
         return "not measured"
     form = ".1%" if label.startswith("success") else ".3f"
     mean, count = _float(values.get("mean")), _float(values.get("n"))
-    return f"{mean:{form}}{_bracket(values, form)} of {count:.0f}"
+    clusters = _float(values.get("num_clusters"))
+    within = f" in {clusters:.0f} clusters" if 0 < clusters < count else ""
+    return f"{mean:{form}}{_bracket(values, form)} of {count:.0f}{within}"
 
 
 def _bracket(estimate: Mapping[str, object], form: str) -> str:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
-from rollart_core.engine.estimates import Estimate, by_task, clustered_mean, clustered_share
+from rollart_core.engine.estimates import (
+    Clusters,
+    Estimate,
+    by_task,
+    clustered_mean,
+    clustered_share,
+)
 from rollart_core.types import Task, Ticket, Trajectory
+
+ClusterOf: TypeAlias = Callable[[Task], str | None]
+"""Says which cluster of its environment a task is in; None: in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,10 @@ class EvaluationResult:
     scores: tuple[float, ...] = ()
     """The mean of each task's attempts, in the order of the tasks; NaN where none came to an end.
     For paired comparisons."""
+    successes: tuple[float, ...] = ()
+    """The same of success; NaN also where the environment never says it."""
+    clusters: tuple[object, ...] = ()
+    """The cluster of each of these tasks: the task itself where its environment has none."""
     by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
     """Of each environment alone, where there are several."""
 
@@ -53,6 +67,7 @@ async def evaluate(
     max_concurrent: int,
     max_retries: int = 2,
     places: AbstractAsyncContextManager[object] | None = None,
+    cluster_of: ClusterOf | None = None,
 ) -> EvaluationResult:
     """Run one episode of every task and sum up.
 
@@ -64,6 +79,7 @@ async def evaluate(
         max_retries: Per task.
         places: Entered for each episode, in place of a limit of ``max_concurrent``; None: the limit
             is all there is.
+        cluster_of: By what intervals are clustered; None: by task.
     """
     gate = places or asyncio.Semaphore(max_concurrent)
 
@@ -79,41 +95,84 @@ async def evaluate(
 
     jobs = [asyncio.ensure_future(one(i, task)) for i, task in enumerate(tasks)]
     try:
-        return summarise(await asyncio.gather(*jobs))
+        return summarise(await asyncio.gather(*jobs), cluster_of)
     finally:
         for job in jobs:
             job.cancel()
 
 
-def summarise(trajectories: Sequence[Trajectory]) -> EvaluationResult:
+def paired_gain(
+    before: EvaluationResult, after: EvaluationResult, of: Literal["scores", "successes"] = "scores"
+) -> Estimate:
+    """Return the mean over tasks of after minus before, paired by task and clustered.
+
+    Args:
+        before: Of some tasks.
+        after: Of the same ones, in the same order.
+        of: What is compared; a task without a value in either is left out.
+    """
+    pairs = enumerate(zip(getattr(before, of), getattr(after, of), strict=True))
+    gains: dict[object, list[float]]
+    gains = {i: [b - a] for i, (a, b) in pairs if not math.isnan(b - a)}
+    return clustered_mean(gains, dict(enumerate(after.clusters)))
+
+
+def summarise(
+    trajectories: Sequence[Trajectory], cluster_of: ClusterOf | None = None
+) -> EvaluationResult:
     """Sum up trajectories; failed ones only count as failed.
 
     Success is that of the environments that ever say it, as in a table of evaluations.
+
+    Args:
+        trajectories: One attempt each.
+        cluster_of: By what intervals are clustered; None: by task.
     """
     by_env: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
-    of_each = {name: summarise(some) for name, some in by_env.items() if len(by_env) > 1}
+    of_each = {
+        name: summarise(some, cluster_of) for name, some in by_env.items() if len(by_env) > 1
+    }
     good = [t for t in trajectories if t.failure is None]
     telling = {t.ticket.task.env_id for t in good if t.success is not None}
     told = [t for t in good if t.ticket.task.env_id in telling]
     wins = by_task(told, _task, lambda t: float(bool(t.success)))
     scores = by_task(good, _task, lambda t: t.score or 0.0)
     tasks = dict.fromkeys(map(_task, trajectories))
+    clusters = clusters_of((t.ticket.task for t in trajectories), cluster_of)
     return EvaluationResult(
-        success=clustered_share(wins),
-        score=clustered_mean(scores),
+        success=clustered_share(wins, clusters),
+        score=clustered_mean(scores, clusters),
         num_failed=len(trajectories) - len(good),
         num_truncated=sum(t.status == "truncated" for t in good),
         mean_turns=_mean([float(len(t.turns)) for t in good]),
         mean_loss_tokens=_mean([float(t.num_loss_tokens) for t in good]),
         scores=tuple(_mean(scores.get(task, [])) for task in tasks),
+        successes=tuple(_mean(wins.get(task, [])) for task in tasks),
+        clusters=tuple(clusters.get(task, task) for task in tasks),
         by_env=of_each,
     )
 
 
+def clusters_of(tasks: Iterable[Task], cluster_of: ClusterOf | None) -> Clusters:
+    """Return the cluster of each task that is in one; two environments share none.
+
+    Args:
+        tasks: Of any environments.
+        cluster_of: Says which; None: none is in one.
+    """
+    if cluster_of is None:
+        return {}
+    named = ((task, cluster_of(task)) for task in tasks)
+    return {_key(task): (task.env_id, name) for task, name in named if name is not None}
+
+
 def _task(trajectory: Trajectory) -> object:
-    task = trajectory.ticket.task
+    return _key(trajectory.ticket.task)
+
+
+def _key(task: Task) -> tuple[str, str, int]:
     return task.env_id, task.split, task.index
 
 

@@ -1,24 +1,28 @@
 """Which tasks of a split are held out for validation, where the environment declares no such split.
 
     tasks 0 1 2 3 4 5 6 7 ...                 a hash of each task, or of its cluster
-      --> held out: 3 ...                     validation plays them
-      --> kept:     0 1 2 4 5 6 7 ...         training and the warm start have all others
+      --> held: 3 ...                         validation plays them
+      --> kept: 0 1 2 4 5 6 7 ...             training and the warm start have these
 
 Takes: how many tasks a split has, and which of them are alike. Gives: two disjoint lists of its
 indices. Never: depends on the seed of the run, so that all seeds of an experiment validate on the
-same tasks; or separates the tasks of one cluster.
+same tasks; or keeps a task of a cluster that another task is held out of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice, zip_longest
+from math import ceil
 
 from rollart_core.errors import ConfigError
 
 LARGEST_SHARE = 0.2
-"""Most of a split that is held out."""
+"""Most tasks of a split that are not kept."""
+LEAST_CLUSTERS = 0.1
+"""Least share of the clusters that validation tasks are of, so that they speak for the others."""
 BLOCK = 10
 """Of a split without end one task in so many is held out."""
 
@@ -30,11 +34,11 @@ class Holdout:
     num_held: int | None
     """How many tasks are held out; None: without end."""
     num_kept: int | None
-    """How many are not; None: without end."""
+    """How many others there are, without those that are alike; None: without end."""
     held: Callable[[int], int]
     """The index of the i-th task that is held out."""
     kept: Callable[[int], int]
-    """The index of the i-th task that is not."""
+    """The index of the i-th task that is kept."""
 
 
 def hold_out(
@@ -46,9 +50,9 @@ def hold_out(
         env_id: The environment's id.
         split: The split.
         num_tasks: How many tasks it has; None: without end.
-        wanted: How many to hold out; more where the last cluster has more, fewer where that would
-            be more than ``LARGEST_SHARE`` of the split.
-        clusters: A name for each task; tasks with the same name go together. None: each is alone.
+        wanted: How many to hold out; there are fewer where that would take more than
+            ``LARGEST_SHARE`` of the split.
+        clusters: A name for each task, the same for those that are alike. None: each is alone.
 
     Raises:
         ConfigError: When nothing can be held out.
@@ -71,20 +75,33 @@ def hold_out(
             f"evaluation.every_batches: split {split!r} of {env_id} has {what}, and validation "
             "tasks cannot be taken out of it: name another evaluation.validation_split"
         )
-    held = sorted(_chosen(name, members, wanted))
-    kept = sorted(set(range(num_tasks)) - set(held))
+    chosen = _chosen(name, members, wanted)
+    left_out = {index for cluster in chosen for index in members[cluster]}
+    kept = sorted(set(range(num_tasks)) - left_out)
+    held = sorted(islice(_one_of_each(members[cluster] for cluster in chosen), wanted))
     return Holdout(len(held), len(kept), held.__getitem__, kept.__getitem__)
 
 
-def _chosen(name: str, members: dict[str, list[int]], wanted: int) -> list[int]:
-    """Return the tasks of clusters, in the order of their hashes, until there are enough."""
+def _chosen(name: str, members: Mapping[str, Sequence[int]], wanted: int) -> list[str]:
+    """Return clusters, in the order of their hashes, until they and their tasks are enough."""
     limit = int(LARGEST_SHARE * sum(map(len, members.values())))
+    least = min(wanted, ceil(LEAST_CLUSTERS * len(members)))
+    chosen: list[str] = []
+    num_tasks = 0
     ordered = sorted(members, key=lambda cluster: (_digest(f"{name}/{cluster}"), cluster))
-    chosen: list[int] = []
     for cluster in ordered:
-        if len(chosen) < wanted and len(chosen) + len(members[cluster]) <= limit:
-            chosen += members[cluster]
-    return chosen or min((members[cluster] for cluster in ordered), key=len)
+        if num_tasks >= wanted and len(chosen) >= least:
+            break
+        if num_tasks + len(members[cluster]) <= limit:
+            chosen.append(cluster)
+            num_tasks += len(members[cluster])
+    return chosen or [min(ordered, key=lambda cluster: len(members[cluster]))]
+
+
+def _one_of_each(clusters: Iterable[Sequence[int]]) -> Iterator[int]:
+    """Yield the first task of each cluster, then the second of each, and so on."""
+    for row in zip_longest(*clusters):
+        yield from (index for index in row if index is not None)
 
 
 def _without_end(name: str) -> Holdout:

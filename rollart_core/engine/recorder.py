@@ -7,6 +7,7 @@ tracker that raises is switched off with a message; a journal that cannot write 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,7 +179,8 @@ class RunRecorder:
         made = self.validations.add(policy_version, result)
         self._log.event("validation", made.as_dict(), policy_version=policy_version)
         metrics = {SUCCESS: made.success.mean, SCORE: made.score.mean, "validation/wall_s": wall_s}
-        self._log_metrics(self._train_step, policy_version, metrics)
+        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        self._log_metrics(self._train_step, policy_version, known)
         self.tell(f"validation at version {policy_version}: {spelled(made)}")
         return made
 

@@ -31,6 +31,11 @@ _URLS = ("http://", "https://")
 _NOBODY: Mapping[str, Any] = {"path": "nobody/none"}
 """The model of an evaluation without one: no part reads it, and no record shows it."""
 _OF_A_MODEL = ("model", "engine", "rollout.temperature", "rollout.max_new_tokens")
+_OF_VALIDATION: Mapping[str, tuple[str, ...]] = {
+    "evaluation": ("every_batches", "validation_tasks", "validation_split"),
+    "checkpoint": ("keep_best",),
+    "stop": ("when",),
+}
 _MAY_CHANGE = ("engine.", "runtime.", "failures.", "deadlines.", "rollout.max_concurrent")
 """What may be otherwise when an evaluation is gone on with: not what decides about its figures."""
 
@@ -223,6 +228,13 @@ def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> No
         mapping["rollout"].pop("max_context_tokens", None)
 
 
+def _remove_validation(mapping: dict[str, Any]) -> None:
+    """Remove the keys of validation: any split may be evaluated, that of validations too."""
+    for section, keys in _OF_VALIDATION.items():
+        if isinstance(mapping.get(section), dict):
+            mapping[section] = {k: v for k, v in mapping[section].items() if k not in keys}
+
+
 def _resolved(
     mapping: dict[str, Any],
     source: str,
@@ -232,6 +244,7 @@ def _resolved(
     makes_folder: bool,
 ) -> ResolvedRun:
     mapping["runs_dir"] = FOLDER
+    _remove_validation(mapping)
     keys = [apply_override(mapping, setting) for setting in settings]
     mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
     return prepare_mapping(

@@ -13,9 +13,10 @@ from rollart_core.evals.table import markdown, of_report, shown_score, shown_suc
 
 Json = Mapping[str, Any]
 _HOW = """\
-Means are over tasks, with 95% intervals clustered by task: Wilson's with the effective number of
-attempts for success, normal ones for scores. pass@k is the unbiased estimator of Chen et al. (2021,
-arXiv:2107.03374). Failed episodes are in no mean; they are counted."""
+Means are over tasks, with 95% intervals clustered by the environment's clusters of tasks, or by
+task if it has none: Wilson's with the effective number of attempts for success, normal ones for
+scores. pass@k is the unbiased estimator of Chen et al. (2021, arXiv:2107.03374). Failed episodes
+are in no mean; they are counted."""
 
 
 def card(report: Json) -> str:
@@ -82,7 +83,7 @@ def _env(env: Json) -> tuple[str, ...]:
         f"`{env['id']}`",
         f"{env['package']} {env['version']}",
         env["split"],
-        str(env["tasks"]),
+        f"{env['tasks']} in {env['clusters']} clusters" if "clusters" in env else str(env["tasks"]),
         str(env["attempts"]),
         f"`{options}`" if env["options"] else "defaults",
     )

@@ -11,7 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollart_core.engine.estimates import Estimate, by_task, clustered_mean, clustered_share
+from rollart_core.engine.estimates import (
+    Clusters,
+    Estimate,
+    by_task,
+    clustered_mean,
+    clustered_share,
+)
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.estimates import pass_estimates
 
@@ -33,7 +39,7 @@ class Cell:
     num_attempts: int = 0
     """That each task was given."""
     success: Estimate | None = None
-    """Clustered by task; None when nothing was measured."""
+    """Clustered by the environment's clusters of tasks, or by task; None: nothing was measured."""
     score: Estimate | None = None
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     """By k, over tasks."""
@@ -70,7 +76,13 @@ class Cell:
 
 
 def cell_of(
-    env: str, column: str, episodes: Sequence[Episode], num_attempts: int, *, says_success: bool
+    env: str,
+    column: str,
+    episodes: Sequence[Episode],
+    num_attempts: int,
+    *,
+    says_success: bool,
+    clusters: Clusters | None = None,
 ) -> Cell:
     """Return what the episodes of one player in one environment, or several, come to.
 
@@ -81,6 +93,7 @@ def cell_of(
         num_attempts: That each task was given.
         says_success: Whether the environment ever says ``success``: then an episode that does not
             was none.
+        clusters: Which tasks belong together; None: none do.
     """
     good = [e for e in episodes if not e.failed]
     failed = [e for e in episodes if e.failed]
@@ -94,9 +107,9 @@ def cell_of(
         column=column,
         num_tasks=len(scores),
         num_attempts=num_attempts,
-        success=clustered_share(wins) if measured else None,
-        score=clustered_mean(scores) if played else None,
-        pass_at=pass_estimates(wins, num_attempts) if measured else {},
+        success=clustered_share(wins, clusters) if measured else None,
+        score=clustered_mean(scores, clusters) if played else None,
+        pass_at=pass_estimates(wins, num_attempts, clusters) if measured else {},
         num_episodes=len(good),
         num_failed=len({e.ticket for e in failed} - ended),
         failures=dict(Counter(str(e.failure) for e in failed)),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from rollart_core.engine.estimates import Estimate, clustered_share
+from rollart_core.engine.estimates import Clusters, Estimate, clustered_share
 
 
 def pass_at_k(num_attempts: int, num_right: int, k: int) -> float:
@@ -34,7 +34,9 @@ def ks_of(num_attempts: int) -> tuple[int, ...]:
 
 
 def pass_estimates(
-    by_task: Mapping[object, Sequence[float]], num_attempts: int
+    by_task: Mapping[object, Sequence[float]],
+    num_attempts: int,
+    clusters: Clusters | None = None,
 ) -> dict[int, Estimate]:
     """Return pass@k for each k of :func:`ks_of`; ``n`` counts tasks.
 
@@ -42,9 +44,11 @@ def pass_estimates(
         by_task: 1 for each attempt that was right, 0 for each that was not.
         num_attempts: Attempts that each task was given; one with fewer that came to an end is
             part of those k's alone that they suffice for.
+        clusters: Which tasks belong together; None: none do.
     """
     found = {}
     for k in ks_of(num_attempts):
-        counts = [(len(v), round(sum(v))) for v in by_task.values() if len(v) >= k]
-        found[k] = clustered_share({i: [pass_at_k(n, c, k)] for i, (n, c) in enumerate(counts)})
+        counts = {t: (len(v), round(sum(v))) for t, v in by_task.items() if len(v) >= k}
+        chances = {task: [pass_at_k(n, c, k)] for task, (n, c) in counts.items()}
+        found[k] = clustered_share(chances, clusters)
     return found

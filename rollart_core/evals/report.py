@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollart_core.engine.estimates import clustered_share
+from rollart_core.engine.estimates import Clusters, clustered_share
 from rollart_core.engine.run_dir import write_json
 from rollart_core.evals.card import card
 from rollart_core.evals.cells import (
@@ -51,6 +51,8 @@ class EvaluationReport:
     """When, in UTC."""
     num_tasks: Mapping[str, int]
     """By environment: its quota, or all that it has."""
+    clusters: Clusters = field(default_factory=dict, repr=False)
+    """(environment, split, task) -> its cluster, where the environment has clusters of tasks."""
     model_hash: str | None = None
     """Of the model's files, where those here were scored."""
 
@@ -120,9 +122,9 @@ class EvaluationReport:
         own = [e for e in self.episodes if e.column == column and env in (None, e.env)]
         says = {e.env for e in self.episodes if e.success is not None}
         told = (e for e in own if e.env in says and not e.failed)
-        cell = cell_of(env or "", column, own, 1, says_success=True)
+        cell = cell_of(env or "", column, own, 1, says_success=True, clusters=self.clusters)
         return {
-            "success": plain_estimate(clustered_share(wins_of(told))),
+            "success": plain_estimate(clustered_share(wins_of(told), self.clusters)),
             "score": plain_estimate(cell.score or clustered_share({})),
             "failed": cell.num_failed,
             "truncated": cell.num_truncated,
@@ -136,6 +138,8 @@ class EvaluationReport:
         for env in self.run.envs:
             quota = self.plan.quotas[env.name]
             own = {"tasks": self.num_tasks[env.name], "attempts": quota.attempts}
+            if num_clusters := self._num_clusters(env.name):
+                own["clusters"] = num_clusters
             envs.append(env_facts(self.run, env) | own)
         return {
             "made": self.made,
@@ -151,6 +155,11 @@ class EvaluationReport:
             "envs": envs,
             "left_out": dict(self.plan.left_out),
         }
+
+    def _num_clusters(self, env: str) -> int:
+        """Return how many clusters the tasks of an environment are in; 0: it has none."""
+        played = {(e.env, e.split, e.task) for e in self.episodes if e.env == env}
+        return len({self.clusters[task] for task in played if task in self.clusters})
 
     def table(self) -> Table:
         """Return the table of environments and players."""

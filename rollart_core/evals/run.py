@@ -21,6 +21,8 @@ from pathlib import Path
 
 from rollart_core.config_model import ModelPath
 from rollart_core.config_runtime import RayRuntime
+from rollart_core.engine.estimates import Clusters
+from rollart_core.engine.evaluate import clusters_of
 from rollart_core.engine.observer import NobodyWatches, RunObserver
 from rollart_core.engine.run_lock import run_lock
 from rollart_core.errors import ConfigError, TooManyFailures
@@ -88,6 +90,7 @@ class _Evaluation:
         self._lacks: dict[str, str] = {}
         """Environment -> why its oracle cannot play."""
         self._num_tasks: dict[str, int] = {}
+        self._clusters: Clusters = {}
 
     async def execute(self) -> EvaluationReport:
         with run_lock(self._folder), EpisodeLog(self._folder) as log:
@@ -117,6 +120,8 @@ class _Evaluation:
             for column in self._plan.columns
             for number, env in enumerate(self._run.envs)
         ]
+        tasks = (ticket.task for cell in self._played for ticket in cell.tickets)
+        self._clusters = clusters_of(tasks, self._envs.cluster_of)
         # An evaluation that is gone on with may have nothing left to ask a model.
         asks = any(_todo(cell, log) for cell in self._played if cell.column not in BASELINES)
         engine = await runtime.start_engines(self._model_path) if asks else None
@@ -210,6 +215,7 @@ class _Evaluation:
             episodes=tuple(episodes),
             made=datetime.now(UTC).isoformat(timespec="seconds"),
             num_tasks=self._num_tasks,
+            clusters=self._clusters,
             model_hash=model_hash(self._model_path) if is_here else None,
         )
 
@@ -217,7 +223,8 @@ class _Evaluation:
         env, column = played.env, played.column
         own = [e for e in episodes if e.env == env and e.column == column]
         attempts = self._plan.attempts(column, env)
-        cell = cell_of(env, column, own, attempts, says_success=env in says)
+        told = env in says
+        cell = cell_of(env, column, own, attempts, says_success=told, clusters=self._clusters)
         return replace(cell, why=played.why) if played.why else cell
 
 

@@ -202,7 +202,8 @@ class _Launch:
                 f"Validations have {len(tasks)} tasks, not {wanted}: there are no more, or more "
                 "than a fifth of the training tasks would be needed."
             )
-        return Validator(self._config, ValidatorParts(recorder, tasks, self._sample))
+        parts = ValidatorParts(recorder, tasks, self._sample, self._envs.cluster_of)
+        return Validator(self._config, parts)
 
     def _fail(self, error: RollartError) -> None:
         """End training; outside of it what needs the lost part fails by itself."""
@@ -316,6 +317,7 @@ class _Launch:
                     partial(attempt, temperature),
                     name=f"eval-{kind}",
                     max_concurrent=self._config.rollout.max_concurrent,
+                    cluster_of=self._envs.cluster_of,
                 )
             results.append(result)
             parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}

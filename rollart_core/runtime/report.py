@@ -5,12 +5,10 @@ Takes: numbers. Gives: :class:`RunReport`. Never: computes or renders.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rollart_core.engine.estimates import mean_interval
-from rollart_core.engine.evaluate import EvaluationResult
+from rollart_core.engine.evaluate import EvaluationResult, paired_gain
 
 Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
 """Before and after."""
@@ -54,7 +52,8 @@ class RunReport:
     greedy_before: EvaluationResult | None = None
     greedy_after: EvaluationResult | None = None
     score_gain: EstimateDict | None = None
-    """Mean over tasks of score after minus score before, paired, with its 95% interval."""
+    """Mean over tasks of score after minus score before, paired, with its 95% interval, clustered
+    as those of the evaluations."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     warm_start: Mapping[str, object] | None = None
     length_bias: Mapping[str, float] = field(default_factory=dict)
@@ -99,10 +98,8 @@ class RunReport:
 
 
 def score_gain(sampled: Sampled) -> EstimateDict | None:
-    """Return the mean over tasks of score after minus score before, paired."""
+    """Return the mean over tasks of score after minus score before, paired and clustered."""
     before, after = sampled
     if before is None or after is None:
         return None
-    pairs = zip(before.scores, after.scores, strict=True)
-    gains = [b - a for a, b in pairs if not math.isnan(b - a)]  # NaN: that episode failed
-    return mean_interval(gains).as_dict()
+    return paired_gain(before, after).as_dict()

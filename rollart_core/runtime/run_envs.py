@@ -54,6 +54,7 @@ class RunEnvs:
         self._envs = run.envs
         self._num_tasks: dict[tuple[str, str], int | None] = {}
         self._holdouts: dict[str, Holdout] = {}
+        self._clusters: dict[tuple[str, str], list[str]] = {}
         self._parts: dict[str, EpisodeParts] = {}
         self._agent_names: set[str] = set()
         self._agents: RunAgents | None = None
@@ -62,7 +63,7 @@ class RunEnvs:
         self._tokenizer: ChatTokenizer | None = None
 
     async def count_tasks(self, workers: EnvPool) -> None:
-        """Ask how many tasks each split of each environment has."""
+        """Ask how many tasks each split of each environment has, and which belong together."""
         for env in self._envs:
             if await _is_agent(env, workers):
                 self._agent_names.add(env.name)
@@ -71,9 +72,10 @@ class RunEnvs:
                 if split:
                     count = await workers.call("num_tasks", env_ref(env), split)
                     self._num_tasks[env.name, split] = count
-        await self._hold_out(workers)
+                    await self._ask_clusters(env, split, workers)
+        self._hold_out()
 
-    async def _hold_out(self, workers: EnvPool) -> None:
+    def _hold_out(self) -> None:
         """Take the tasks of validations out of those of training, where no split is for them."""
         evaluation = self._run.config.evaluation
         if evaluation.every_batches is None:
@@ -82,10 +84,27 @@ class RunEnvs:
             if env.validation_split:
                 continue
             num_tasks = self._num_tasks[env.name, env.split]
-            clusters = None
-            if num_tasks is not None:
-                clusters = await workers.call("task_clusters", env_ref(env), env.split)
+            clusters = self._clusters.get((env.name, env.split))
             self._holdouts[env.name] = hold_out(env.spec.id, env.split, num_tasks, share, clusters)
+
+    async def _ask_clusters(self, env: ResolvedEnv, split: str, workers: EnvPool) -> None:
+        num_tasks = self._num_tasks[env.name, split]
+        if num_tasks is None:
+            return
+        names = await workers.call("task_clusters", env_ref(env), split)
+        if names is None:
+            return
+        if len(names) != num_tasks:
+            raise ConfigError(
+                f"env {env.name}: task_clusters({split!r}) returns {len(names)} names, and "
+                f"num_tasks({split!r}) is {num_tasks}: return one for each task"
+            )
+        self._clusters[env.name, split] = names
+
+    def cluster_of(self, task: Task) -> str | None:
+        """Return the cluster of a task, such as its product; None: its environment has none."""
+        names = self._clusters.get((task.env_id, task.split))
+        return None if names is None else names[task.index]
 
     def source(self) -> Tasks:
         """Return the tasks to train on, at their beginning."""

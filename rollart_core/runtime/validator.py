@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollart_core.config import RunConfig
-from rollart_core.engine.evaluate import EvaluationResult, evaluate
+from rollart_core.engine.evaluate import ClusterOf, EvaluationResult, evaluate
 from rollart_core.engine.places import LentPlaces
 from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.validations import Validation
@@ -35,6 +35,8 @@ class ValidatorParts:
     tasks: Sequence[Task]
     attempt: Callable[[int, Ticket], Awaitable[Trajectory]]
     """Plays one attempt of a ticket with a policy version."""
+    cluster_of: ClusterOf | None = None
+    """By what intervals are clustered; None: by task."""
 
 
 class Validator:
@@ -111,6 +113,7 @@ class Validator:
                 name=TICKETS,
                 max_concurrent=self._config.rollout.max_concurrent,
                 places=places,
+                cluster_of=self._parts.cluster_of,
             )
         )
         try:

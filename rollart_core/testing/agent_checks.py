@@ -108,9 +108,11 @@ def check_finish(subject: AgentSubject) -> None:
 
 
 def check_tasks(subject: AgentSubject) -> None:
-    """Each split has tasks, and a task begins alike each time."""
+    """Each split has tasks, in clusters or not, and a task begins alike each time."""
     with subject.open() as player:
         expect(subject.spec.splits, "the spec names no splits")
+        for split in subject.spec.splits:
+            player.task_clusters(split)
         for options in subject.tasks(player):
             first = asyncio.run(prepare(player, options, subject.seed))
             again = asyncio.run(prepare(player, options, subject.seed))

@@ -95,9 +95,11 @@ def check_step(subject: Subject) -> None:
 
 
 def check_tasks(subject: Subject) -> None:
-    """Each split has tasks, and a task begins alike each time."""
+    """Each split has tasks, in clusters or not, and a task begins alike each time."""
     with subject.open() as player:
         expect(subject.spec.splits, "the spec names no splits")
+        for split in subject.spec.splits:
+            player.task_clusters(split)
         for options in subject.tasks(player):
             first = player.reset(seed=subject.seed, options=options)
             again = player.reset(seed=subject.seed, options=options)

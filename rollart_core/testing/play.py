@@ -106,6 +106,19 @@ class Player:
         )
         return num_tasks if isinstance(num_tasks, int) else None
 
+    def task_clusters(self, split: str) -> list[str] | None:
+        """Return the cluster of each task of a split; None: it has none."""
+        names = self.call("task_clusters", split) if self.has("task_clusters") else None
+        if names is None:
+            return None
+        num_tasks = self.num_tasks(split)
+        expect(
+            len(names) == num_tasks and all(isinstance(name, str) for name in names),
+            f"task_clusters({split!r}) returns {len(names)} values for {num_tasks} tasks, such as "
+            f"{list(names[:2])!r}: return a text for each task",
+        )
+        return list(names)
+
 
 Policy: TypeAlias = Callable[[Player, Step, int], str]
 """From (player, the step before, turn) to an action."""

@@ -5,7 +5,8 @@ compares what is shown, with the options and seeds that a run gives.
 
 A task is its first page and its secrets. If more than ``MAX_SHARE`` of the test tasks are training
 tasks by that, which may only mean that first pages say little, whole episodes of fixed actions are
-compared (of at most ``MAX_TURNS`` turns), and the check fails if these are equal too.
+compared (of at most ``MAX_TURNS`` turns), and the check fails if these are equal too. No cluster
+of tasks is in both splits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollart_core.engine.tasks import task_seed
 from rollart_core.testing.agent_play import AgentSubject, plain_answer, play_agent, prepare
 from rollart_core.testing.answers import plain
 from rollart_core.testing.play import Options, Player, Subject, good_action, play
-from rollart_core.testing.results import CheckFailed, SkipCheck
+from rollart_core.testing.results import CheckFailed, SkipCheck, expect
 
 MAX_SHARE: Final = 0.1
 """Of the test tasks that may be training tasks by chance, where an environment has few."""
@@ -76,6 +77,12 @@ def _check(subject: Subject, first: Shown, whole: Shown) -> str:
     train = "train" if "train" in splits else splits[0]
     test = "test" if "test" in splits else splits[-1]
     with subject.open() as player:
+        shared = {*_clusters(player, train)} & {*_clusters(player, test)}
+        expect(
+            not (shared and subject.spec.disjoint_splits),
+            f"{len(shared)} clusters are in {train} and in {test}, such as "
+            f"{min(shared, default='')!r}: let task_clusters(split) name none in two splits",
+        )
         shown = _shown(subject, player, (train, test), first)
         if _too_many(shown[train], shown[test]):
             shown = _shown(subject, player, (train, test), whole)
@@ -126,6 +133,10 @@ def _why(train: tuple[str, Sequence[str]], test: tuple[str, Sequence[str]]) -> s
         f"{num_known} of {len(test[1])} tasks of {test[0]} are tasks of {train[0]}: task {index} "
         f"of {test[0]} is task {same} of {train[0]}"
     )
+
+
+def _clusters(player: Player, split: str) -> list[str]:
+    return player.task_clusters(split) or []
 
 
 def _secrets(player: Player) -> list[str]:

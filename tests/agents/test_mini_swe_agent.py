@@ -25,7 +25,7 @@ from rollart_envs.swe.taskbook import function_tasks, own_file
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(os.environ.get("AGENTS_VENV") or ROOT / ".venv-agents").absolute()
-NUM_EPISODES = 20
+MOST_EPISODES = 20
 
 pytestmark = [
     pytest.mark.agents,
@@ -45,25 +45,28 @@ def example() -> dict:
     binds = [str(VENV)] + [base.strip()] * (not base.startswith("/usr"))
     said["sandbox"]["ro_binds"] = binds
     said["program_s"] = 2000.0  # of a machine with much else to do: each imports litellm
-    said["pool"] = {"max_boxes": NUM_EPISODES + 2}
+    said["pool"] = {"max_boxes": MOST_EPISODES + 2}
     return {key: value for key, value in said.items() if key != "id"}
 
 
 class Engineer:
-    """Looks at the file, mends it, and submits: with tool calls, as the tokenizer's family does."""
+    """Looks at the file, mends it, and submits: with tool calls, as the tokenizer's family does.
 
-    def __init__(self, tokenizer, tasks):
+    It answers nobody before ``num_at_once`` episodes have asked.
+    """
+
+    def __init__(self, tokenizer, tasks, num_at_once=1):
         self.tokenizer, self.tasks = tokenizer, tasks
-        self.requests, self.results, self.most_at_once, self.num_now = [], {}, 0, 0
+        self.requests, self.results = [], {}
+        self.num_at_once, self.were_at_once = num_at_once, False
+        self.opened = asyncio.Event()
 
     async def generate(self, request):
         self.requests.append(request)
-        self.num_now += 1
-        self.most_at_once = max(self.most_at_once, self.num_now)
-        try:
-            await asyncio.sleep(0.3)
-        finally:
-            self.num_now -= 1
+        if len({each.session_id for each in self.requests}) == self.num_at_once:
+            self.were_at_once |= not self.opened.is_set()
+            self.opened.set()
+        await self.opened.wait()
         text = self.tokenizer.decode(request.token_ids)
         name = re.search(r"The function `(\w+)` in the file", text)[1]
         turn = text.count("<|im_start|>assistant") - 1
@@ -97,7 +100,10 @@ async def play(tickets, tokenizer, engine, limits):
     try:
         ref = EnvRef("swe/FunctionRepairAgent-v1", example())
         parts = AgentParts(ref, pool, gateway, env_return, limits)
-        return await asyncio.gather(*(run_agent_episode(t, 0, parts) for t in tickets))
+        episodes = [asyncio.create_task(run_agent_episode(t, 0, parts)) for t in tickets]
+        for episode in episodes:  # one that fails before it asks holds up no other
+            episode.add_done_callback(lambda _: engine.opened.set())
+        return await asyncio.gather(*episodes)
     finally:
         await pool.close()
         await gateway.close()
@@ -113,14 +119,15 @@ def limits(**more):
     return replace(LIMITS, **{**slow, **more})
 
 
-def test_many_episodes_at_once_each_recorded_whole():
+@pytest.mark.parametrize("num", [3, pytest.param(MOST_EPISODES, marks=pytest.mark.nightly)])
+def test_episodes_at_once_each_recorded_whole(num):
     tokenizer = tool_tokenizer("hermes")
     book = function_tasks(own_file("function_tasks.jsonl"))
-    engine = Engineer(tokenizer, {task.entry_point: task for task in book.tasks.values()})
-    found = asyncio.run(play(tickets(NUM_EPISODES), tokenizer, engine, limits()))
-    assert [t.failure for t in found] == [None] * NUM_EPISODES
-    assert [(t.status, t.reward) for t in found] == [("finished", 1.0)] * NUM_EPISODES
-    assert engine.most_at_once > 1
+    engine = Engineer(tokenizer, {task.entry_point: task for task in book.tasks.values()}, num)
+    found = asyncio.run(play(tickets(num), tokenizer, engine, limits()))
+    assert [t.failure for t in found] == [None] * num
+    assert [(t.status, t.reward) for t in found] == [("finished", 1.0)] * num
+    assert engine.were_at_once
     for trajectory in found:
         own = [r for r in engine.requests if r.session_id == f"{trajectory.ticket.ticket_id}#0"]
         assert len(own) == len(trajectory.turns) == 3

@@ -78,9 +78,17 @@ def test_what_runs_once_more_is_run_by_its_own_command(
     assert outcomes[0].ok
 
 
-def test_a_lane_has_its_own_variables(runner: Callable[..., Runner]) -> None:
-    code = "import os; assert os.environ['ROLLART_TEST_EXAMPLES'] == 'random'"
-    lane = Lane("x", (program(code),), variables=lanes.ALL["properties"].variables)
+@pytest.mark.parametrize("name", ["properties", "test"])
+def test_only_the_lane_properties_draws_other_examples_in_each_run(
+    runner: Callable[..., Runner], repo_root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("ROLLART_TEST_EXAMPLES", raising=False)
+    code = (
+        f"import runpy; runpy.run_path({str(repo_root / 'tests/integration/conftest.py')!r})\n"
+        "from hypothesis import settings\n"
+        f"assert settings().derandomize is {name != 'properties'}"
+    )
+    lane = Lane("x", (program(code),), variables=lanes.ALL[name].variables)
     assert [one.ok for one in runner().beside([lane])] == [True]
 
 

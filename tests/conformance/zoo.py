@@ -261,6 +261,16 @@ class OneListForAll(Good):
         return rng.randint(10, 99), rng.randint(10, 99)
 
 
+class ForgetsAProduct(Good):
+    def task_clusters(self, split):
+        return [f"{split} product {index // 2}" for index in range(4)]
+
+
+class SharesAProduct(Good):
+    def task_clusters(self, split):
+        return [f"product {index}" for index in range(5)]
+
+
 class FewSeeds(Good):
     """Chooses the task by the seed, among three."""
 

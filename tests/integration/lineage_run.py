@@ -1,8 +1,8 @@
 """A run without a model, killed again and again: the program ``FOLDER OPTIONS``.
 
-The scheduler, controller, recorder, journal and checkpoints are the real ones; engine, trainer and
-episodes are fakes that take milliseconds. What the fake trainer calls its weights is the list of
-all it was ever trained on, so that the final weights tell their own lineage.
+The scheduler, controller, recorder, journal, checkpoints and validations are the real ones; engine,
+trainer and episodes are fakes that take milliseconds. What the fake trainer calls its weights is
+the list of all it was ever trained on, so that the final weights tell their own lineage.
 
 Each life is a child of one process that has everything imported. It is killed by itself: before or
 after the n-th call of something that writes, or a moment after a random number of all such calls.
@@ -44,8 +44,9 @@ from rollart_core.errors import TrainerLost
 from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.host import die_with_parent
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
+from rollart_core.runtime.validator import Validator, ValidatorParts
 from rollart_core.train.report import TrainStepReport
-from rollart_core.types import Failure, FailureKind, Group, Sample, Ticket, Trajectory, Turn
+from rollart_core.types import Failure, FailureKind, Group, Sample, Task, Ticket, Trajectory, Turn
 
 assert pyarrow.parquet
 
@@ -59,7 +60,8 @@ CONFIG: dict[str, Any] = {
     "trackers": [],
     "rollout": {"groups_per_batch": 2, "group_size": 2, "max_concurrent": 9},
     "failures": {"max_rate": 1.0, "restart_window_s": 0.001},
-    "checkpoint": {"every_batches": 4},
+    "checkpoint": {"every_batches": 4, "keep_best": "validation/score"},
+    "evaluation": {"every_batches": 3, "validation_tasks": 2},
     "stop": {"batches": 1},
 }
 
@@ -146,6 +148,23 @@ def episodes(engines: FakeEngines, rng: random.Random, failure_rate: float) -> C
     return run_episode
 
 
+def worth(policy_version: int) -> float:
+    """Return the score that weights of a version reach in a validation."""
+    return random.Random(policy_version).random()
+
+
+def validator(run: ResolvedRun, recorder: RunRecorder, engines: FakeEngines) -> Validator:
+    """Return one whose episodes score what the weights are worth that the engines hold."""
+
+    async def attempt(version: int, ticket: Ticket) -> Trajectory:
+        await asyncio.sleep(0.0005)
+        score = worth(engines.version)
+        return Trajectory(ticket, "finished", reward=score, score=score, start_version=version)
+
+    tasks = [Task(ENV, "warm", i, i) for i in range(2)]
+    return Validator(run.config, ValidatorParts(recorder, tasks, attempt))
+
+
 async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[str, float]) -> None:
     """One life of the run, from the beginning or from where the last one was cut off."""
     trainer, engines = FakeTrainer(rng), FakeEngines()
@@ -165,6 +184,7 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
             engines=engines,
             run_episode=episodes(engines, rng, rates["episode"]),
             source=TaskSource(ENV, "train", NUM_TASKS, 0),
+            validator=validator(run, recorder, engines),
         )
         stop = None
         try:

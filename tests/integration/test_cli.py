@@ -239,6 +239,7 @@ def report(ok: bool = True) -> SimpleNamespace:
         "success_after": half | {"mean": 0.875},
         "greedy_after": {"success": half},
         "train_steps": 7,
+        "skipped_updates": 2,
         "wall_s": float("nan"),
         "tokens_per_s": 12345.6,
         "staleness": {"0": 10, "1": 30},
@@ -273,6 +274,7 @@ def test_run_prints_progress_and_a_table(
     assert "loss 0.25" in out
     assert "87.5% [40.0%, 60.0%] of 100" in out
     assert "12,346" in out
+    assert "7, 2 skipped" in out
     assert "timeout 3" in out
     assert "runs/x-1" in out
 

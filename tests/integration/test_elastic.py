@@ -116,7 +116,7 @@ def test_a_run_is_scaled_up_and_down_while_it_trains(tmp_path, live):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_parts_that_hang_are_replaced(tmp_path, live):
-    # What hangs is stopped; all others have this long for an answer that takes no time.
+    # What hangs is stopped. Any other that has no processor for that long is replaced as well.
     failures = {"heartbeat_s": 0.3, "hang_s": 6.0, "max_rate": 0.9}
     changes = {**ENDLESS, "failures": failures, "runtime": {"num_engines": 2}}
     process = live(changes)
@@ -131,10 +131,10 @@ def test_parts_that_hang_are_replaced(tmp_path, live):
 
     wait_until(lambda: bool(back() and events(run_dir, "trainer_lost")), process)
     further_batches(run_dir, 2, process)
-    assert {e["part"] for e in events(run_dir, "part_hung")} == set(hanging)
+    hung = {e["part"] for e in events(run_dir, "part_hung")}
+    assert hung >= set(hanging)
     replaced = part_pids(run_dir)
-    assert replaced["engine"] == parts["engine"]
-    assert all(replaced[name] != parts[name] for name in hanging)
+    assert all((replaced[name] != parts[name]) == (name in hung) for name in parts)
     assert all(e["policy_version"] is not None for e in back())
     stop(process, run_dir)
 

@@ -21,6 +21,7 @@ from rollart_core.engine.observer import NobodyWatches
 from rollart_core.evals.begin import Asked, begin
 from rollart_core.evals.estimates import pass_at_k
 from rollart_core.evals.run import run_evaluation
+from rollart_core.testing import AsyncFakeEnv
 
 FAKE = "rollart_core.testing:AsyncFakeEnv"
 SHY = "shy_env:ShyEnv"
@@ -85,6 +86,27 @@ def test_baselines_play_a_suite_without_a_model(rollart_eval: Eval, tmp_path: Pa
     card = (folder / "card.md").read_text()
     assert "| `long` | 3 | 100.0% [43.9, 100.0] |" in card
     assert report["card"]["config_hash"] in card
+
+
+def test_intervals_are_clustered_where_the_environment_has_clusters(
+    rollart_eval: Eval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--env", FAKE, "--baseline", "oracle", "evaluation.tasks=12", "env.tasks=12")
+    alone = json.loads(rollart_eval(*asked, "--json", "--out", "a")[1])
+
+    def task_clusters(self: object, split: str) -> list[str]:
+        return [f"{split} {index // 3}" for index in range(12)]
+
+    monkeypatch.setattr(AsyncFakeEnv, "task_clusters", task_clusters, raising=False)
+    code, out, err = rollart_eval(*asked, "--json", "--out", "b")
+    assert code == 0, err
+    report = json.loads(out)
+    for found in (report["success"], report["cells"][0]["success"], report["cells"][0]["score"]):
+        assert (found["n"], found["num_clusters"]) == (12, 4)
+    assert alone["success"]["num_clusters"] == 12
+    assert report["success"]["low"] < alone["success"]["low"]
+    assert "| 12 in 4 clusters |" in Path("b/card.md").read_text()
+    assert "in 4 clusters" in rollart_eval("--resume", "b")[1]
 
 
 def test_random_players_do_the_same_again_and_other_than_with_another_seed(

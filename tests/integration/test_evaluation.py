@@ -62,6 +62,7 @@ def test_any_endpoint_is_scored_in_text(rollart_eval: Eval) -> None:
         "low": pytest.approx(0.566, abs=1e-3),
         "high": 1,
         "n": 5,
+        "num_clusters": 5,
     }
     assert report["greedy"]["success"]["mean"] == 1
     assert (report["attempts"], report["failures"], report["mean_turns"]) == (10, {}, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lineage_run import CUTS, ENV, NUM_TASKS
+from lineage_run import CONFIG, CUTS, ENV, NUM_TASKS, worth
 from support.fork_server import Program, start_program
 
 from rollart_core.engine.audit import AuditReport, audit
@@ -68,6 +68,23 @@ def check_lineage(folder: Path, report: AuditReport) -> None:
     source = TaskSource(ENV, "train", NUM_TASKS, 0)
     assert [tasks[i] for i in range(len(tasks))] == [source.next().index for _ in tasks]
     assert len(list(read_trajectories(folder))) == num_rows
+    check_validations(folder, report.batches)
+
+
+def check_validations(folder: Path, last: int) -> None:
+    """Each version that is due was validated with its own weights; the best one is kept."""
+    with JournalReader(folder) as journal:
+        found = {v["policy_version"]: v["score"] for v in journal.validations()}
+        metrics = journal.metrics("validation/score")
+    every = CONFIG["evaluation"]["every_batches"]
+    assert {*range(0, last + 1, every), last} <= set(found)
+    assert found == {version: worth(version) for version in found}
+    assert {m.policy_version: m.value for m in metrics} == found
+    best = max(found, key=worth)
+    assert Checkpoints(folder, 2, print).marks() == {"best": best}
+    kept = {int(p.name[1:]) for p in Checkpoints(folder, 2, print).whole()}
+    assert best in kept
+    assert len(kept) <= 3
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
@@ -177,7 +194,7 @@ def test_a_corrupt_checkpoint_is_set_aside_for_the_one_before(
     tmp_path: Path, damage: Callable[[Path], None], why: str
 ) -> None:
     run(tmp_path, kills=1, most_writes=25)
-    newest, before = Checkpoints(tmp_path, 2, print).whole()
+    newest, before, *_ = Checkpoints(tmp_path, 2, print).whole()
     damage(newest)
     told: list[str] = []
     loaded: list[str] = []
@@ -241,6 +258,10 @@ def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path
     check_same_run(tmp_path, recorded | {"task_seeds": "by_index"})  # as an earlier release did
     with pytest.raises(ConfigError, match=r"task_seeds \('by_index' in the run, 'by_split' now\)"):
         check_same_run(tmp_path, recorded | {"task_seeds": "by_split"})
+    sets = {"every_batches": 9, "validation_tasks": 8}
+    with pytest.raises(ConfigError, match="which would hold out other training tasks"):
+        check_same_run(tmp_path, recorded | {"evaluation": sets})
+    check_same_run(tmp_path, recorded | {"evaluation": sets | {"validation_split": "val"}})
     (tmp_path / "journal.db").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match="its journal cannot be gone on with"):
         check_same_run(tmp_path, recorded)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import make_groups, make_trainer, save_model
+from support.pace import scaled
 from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
@@ -135,7 +136,7 @@ def test_activation_checkpointing_and_late_reduction_change_no_number(tmp_path: 
 def test_a_rank_that_is_lost_in_a_batch_ends_the_group(tmp_path: Path, ending: str) -> None:
     """One that dies does so at once, and one that hangs when a collective call is given up."""
     model, saved = save_model(tmp_path / "model"), str(tmp_path / "saved")
-    limit_s = 3600 if ending == "killed" else 10
+    limit_s = 3600 if ending == "killed" else scaled(20)
 
     async def main() -> None:
         async with trainer_ranks(

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from webshop_expert import SMALL, buy_like_an_expert
 
+from rollart_core.engine.holdout import hold_out
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.config import WebShopConfig
 from rollart_envs.webshop.generate import generate
@@ -71,6 +72,17 @@ def test_splits_share_no_product_and_cover_all_goals():
     assert not by_split["train"] & by_split["test"]
     assert not by_split["warm"] & (by_split["train"] | by_split["test"])
     assert sum(env.num_tasks(s) for s in by_split) == len(env.shop.goals)
+
+
+def test_validation_holds_out_whole_products_and_plays_goals_of_all_of_them():
+    env = WebShopEnv(**SMALL)
+    products = env.task_clusters("train")
+    found = hold_out("webshop/WebShop-v1", "train", len(products), 64, products)
+    assert found.num_held == 64
+    assert found.num_kept is not None
+    held = {products[found.held(i)] for i in range(64)}
+    assert len(held) == 40
+    assert held.isdisjoint(products[found.kept(i)] for i in range(found.num_kept))
 
 
 def test_words_of_test_products_are_known_and_their_pairs_are_new():

@@ -66,6 +66,20 @@ def test_the_smallest_config_and_its_modes(load: Load) -> None:
             "split: test",
             "x.yaml: split: unknown key. Did you mean 'rollout.split' or 'evaluation.split'?",
         ),
+        (
+            "trainer: {clip: {kind: quantile, z_threshold: 2}}",
+            "x.yaml: trainer.clip.z_threshold: has no effect with trainer.clip.kind: quantile; "
+            "it belongs to trainer.clip.kind: zscore",
+        ),
+        (
+            "trainer: {clip: mean}",
+            "x.yaml: trainer.clip: there is no kind 'mean': it is one of norm, quantile, zscore",
+        ),
+        (
+            "trainer: {schedule: {kind: step}}",
+            "x.yaml: trainer.schedule.kind: must be 'constant', 'linear', 'cosine' or 'wsd', "
+            "got 'step'",
+        ),
         ("trainer: {grad_clip: -1}", "x.yaml: trainer.grad_clip: must be greater than 0, got -1"),
     ],
 )

@@ -49,6 +49,9 @@ def test_weights_and_cache_of_a_dense_model():
 
 def test_what_a_rank_keeps_of_a_dense_model():
     found = rank_bytes(DENSE, numbers(8))
+    assert "copy before a step" not in found
+    bounded = rank_bytes(DENSE, numbers(8, bounds_steps=True))
+    assert bounded["copy before a step"] == found["weights"] + found["Adam's moments"]
     assert found["weights"] == found["gradients"] == pytest.approx(4 * 8_190_735_360 / 8)
     assert found["Adam's moments"] == pytest.approx(8.19e9, rel=1e-3)
     # gathered: twice 1.2447e9 in 2 bytes, and then the float32 sum of its gradient
