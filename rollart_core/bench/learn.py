@@ -58,7 +58,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     require("matplotlib", extra="bench")
     path = example(asked.text("config", "hello.yaml" if asked.short else "webshop.yaml"))
     overrides = overrides_of(SHORT) if asked.short else []
-    overrides += overrides_of(dict(_flat({k: v for k, v in options.items() if k not in TAKES})))
+    overrides += overrides_of(dict(flat({k: v for k, v in options.items() if k not in TAKES})))
     first = load_config(path, overrides).seed
     num_seeds = asked.integer("seeds", 1 if asked.short else 3)
     picture = asked.path("picture", "runs/bench-learn.png")
@@ -218,10 +218,10 @@ def overrides_of(keys: Mapping[str, object]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
 
 
-def _flat(nested: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+def flat(nested: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     """Yield dotted keys and values."""
     for key, value in nested.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
+            yield from flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value

@@ -30,7 +30,7 @@ from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.skip import require
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
-from rollart_core.engine.evaluate import EvaluationResult, success_gain
+from rollart_core.engine.evaluate import EvaluationResult, paired_gain
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
@@ -142,7 +142,7 @@ def row_of(outcome: Outcome) -> dict[str, object]:
         case += f", stopped: {outcome.stop_reason}"
         mark: Mapping[str, Any] = {"mark": "a run that ends by its budget", "meets_mark": False}
         return row(f"{case}: sampled success", None, None, "best weights", "of episodes", **mark)
-    gain = success_gain(outcome.best, outcome.last)
+    gain = paired_gain(outcome.best, outcome.last, "successes")
     case += f", last minus best {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     last = outcome.last.success.mean
     return row(
@@ -173,7 +173,7 @@ class _Messages:
 
 
 def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
-    """Train, and evaluate the best weights; then the last ones, by going on with a run that is over."""
+    """Train and evaluate the best weights; resume the run, which has ended, for the last ones."""
     says = _Messages(f"{arm}, seed {seed}")
     best = launch(resolve_run(load_config(path, keys), source=str(path)), observer=says)
     run_dir = Path(best.run_dir)

@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rollart_algorithms.grpo import GRPO
-
-from rollart_core.contracts.algorithm import LossBatch, Signals
+from rollart_core import registry
+from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals
 from rollart_core.types import FloatArray, Group
 
 if TYPE_CHECKING:
@@ -24,11 +23,16 @@ TIMES = 10.0
 """Factor of the learning rate in :class:`TenfoldRate`."""
 
 
-class Faulty(GRPO):
-    """Counts batches."""
+class Faulty(Algorithm):
+    """GRPO that counts batches."""
 
     faulty: ClassVar[range] = range(FIRST, FIRST + 1)
-    _batch = -1
+    min_group_size: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        self._grpo: Algorithm = registry.build("algorithms", "grpo")
+        self.requires, self.zero_advantage = self._grpo.requires, self._grpo.zero_advantage
+        self._batch = -1
 
     @property
     def is_faulty(self) -> bool:
@@ -38,7 +42,17 @@ class Faulty(GRPO):
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         """Return GRPO's advantages."""
         self._batch += 1
-        return super().advantages(groups, signals)
+        return self._grpo.advantages(groups, signals)
+
+    def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
+        """Return GRPO's targets."""
+        return self._grpo.targets(groups, signals)
+
+    def loss(
+        self, trainer_logprobs: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return GRPO's loss."""
+        return self._grpo.loss(trainer_logprobs, batch)
 
 
 class NotFinite(Faulty):
