@@ -1,8 +1,9 @@
 """One run from beginning to end: set up, warm start, evaluate, train, evaluate, report.
 
     resolved run -> model -> engines + trainer -> [warm start] -> evaluate -> controller -> evaluate
-                                                                                |
-                                                     journal, shards, checkpoints, trackers
+                                                                                |          |
+                                      journal, shards, checkpoints, trackers, validations  |
+                                                              the best weights, or the last ones
 
 Takes: a resolved run. Gives: a report, on paper (``report.json``) and as an object. Never: leaves
 anything running, by whatever road it ends; and never trains by itself (the controller does).
