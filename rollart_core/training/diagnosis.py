@@ -101,7 +101,10 @@ def find_collapse(history: History) -> Finding | None:
 def _reward_fell(history: History, onset: int, split: int) -> bool:
     """Return whether the reward lost half as much of its level as FALL_SHARE, where it is known."""
     reward = history.get("rollout/reward_mean")
-    before, after = reward.between(onset - 50, onset).values, reward.between(split, split + 20).values
+    before, after = (
+        reward.between(onset - 50, onset).values,
+        reward.between(split, split + 20).values,
+    )
     if not len(before) or not len(after):
         return True
     level = float(np.median(before))

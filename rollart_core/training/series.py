@@ -70,8 +70,13 @@ class Trend:
     """Mann-Kendall's statistic, of the means of blocks: above 0 where it rises."""
     gain: float
     """What the fitted line gains over the whole series."""
-    gain_high: float
-    """Upper end of the one-sided 95% interval of ``gain``."""
+    error: float
+    """Standard error of ``gain``."""
+
+    @property
+    def gain_high(self) -> float:
+        """Upper end of the one-sided 95% interval of ``gain``."""
+        return self.gain + T_95 * self.error
 
     @property
     def rises(self) -> bool:
@@ -135,7 +140,7 @@ def _fall_of_width(
     after = smoothed(values, after_width)[width:]
     drops = before - after
     best: tuple[float, int, float] | None = None
-    for n in np.flatnonzero((drops > 0) & (drops >= FALL_SHARE * (before - low))):
+    for n in map(int, np.flatnonzero((drops > 0) & (drops >= FALL_SHARE * (before - low)))):
         split, levels = int(splits[n]), (float(before[n]), float(after[n]))
         errors = [
             MEDIAN_ERROR * max(noise(part), _binomial(level, num_samples)) / math.sqrt(count)
@@ -148,7 +153,7 @@ def _fall_of_width(
         ]
         z = float(drops[n]) / max(math.hypot(*errors), 1e-12)
         if z >= FALL_Z and (best is None or drops[n] > best[0]):
-            best = (float(drops[n]), int(n), z)
+            best = (float(drops[n]), n, z)
     if best is None:
         return None
     _, n, z = best
@@ -226,7 +231,7 @@ def trend(values: FloatArray) -> Trend | None:
         last=float(means[-quarter:].mean()),
         z=float(score - np.sign(score)) / spread,
         gain=slope * size,
-        gain_high=(slope + T_95 * error) * size,
+        error=error * size,
     )
 
 
