@@ -18,6 +18,7 @@ from support.metric_series import FAULTS, collapse, healthy
 
 from rollart_core.cli import main
 from rollart_core.cli.progress import report_table
+from rollart_core.engine.events import StopRun
 from rollart_core.engine.journal import Journal
 from rollart_core.training.diagnosis import diagnose, find
 from rollart_core.training.findings import ADVICE
@@ -96,14 +97,27 @@ def test_a_run_that_goes_on_or_was_killed_can_be_diagnosed(tmp_path: Path) -> No
 
 def test_batches_that_were_undone_do_not_count(tmp_path: Path) -> None:
     journal = Journal(tmp_path, {"mode": "sync"})
+
+    def train(version: int, reward: float) -> None:
+        journal.batch_taken([], version)
+        journal.metrics(version + 1, version, {"rollout/reward_mean": reward})
+        journal.batch_trained(version)
+
     for n in range(4):
-        journal.metrics(n + 1, n, {"rollout/reward_mean": 0.5})
-    journal.rolled_back(2, "guard: success")
-    journal.metrics(3, 2, {"rollout/reward_mean": 0.7})
-    journal.close()
+        train(n, 0.5)
+    journal.decided(StopRun("stop.batches: all are trained", "done"))
+    journal.rolled_back(2, "resumed")
+    train(2, 0.7)
+    journal.batch_taken([], 3)
+    journal.flush()
     read = read_history(tmp_path)
+    assert read.versions.tolist() == [0, 1, 2]
     assert read.get("rollout/reward_mean").values.tolist() == [0.5, 0.5, 0.7]
-    assert read.went_back == ("to policy_version 2: guard: success",)
+    assert read.went_back == ("to policy_version 2: resumed",)
+    assert read.ended is None
+    journal.decided(StopRun("interrupted", "stopped"))
+    journal.close()
+    assert read_history(tmp_path).ended == "interrupted"
 
 
 def test_several_updates_of_a_batch_are_one_value(tmp_path: Path) -> None:
