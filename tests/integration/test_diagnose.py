@@ -115,7 +115,7 @@ def test_batches_that_were_undone_do_not_count(tmp_path: Path) -> None:
     assert read.get("rollout/reward_mean").values.tolist() == [0.5, 0.5, 0.7]
     assert read.went_back == ("to policy_version 2: resumed",)
     assert read.ended is None
-    journal.decided(StopRun("interrupted", "stopped"))
+    journal.decided(StopRun("interrupted", "requested"))
     journal.close()
     assert read_history(tmp_path).ended == "interrupted"
 
