@@ -161,6 +161,17 @@ class AttemptRow(NamedTuple):
     life: int
 
 
+class OutcomeRow(NamedTuple):
+    """When an attempt ran, and what came of it; there may be very many."""
+
+    time_s: float
+    """When it ended, in seconds since 1970."""
+    wall_s: float
+    reward: float | None
+    success: int | None
+    failure_kind: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class MetricRow:
     """One metric of one train_step."""

@@ -23,6 +23,7 @@ from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
+from rollart_core.training.diagnosis import diagnose
 
 ENV = "rollart_core.testing:AsyncFakeEnv"
 BASE: dict[str, Any] = {
@@ -112,6 +113,9 @@ def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):
     assert max(map(int, report.staleness)) <= 1
     checked = audit(Path(report.run_dir))
     assert checked.ok, checked.violations
+    diagnosis = diagnose(Path(report.run_dir))
+    assert (diagnosis.num_batches, diagnosis.last_version, diagnosis.too_short) == (3, 2, True)
+    assert diagnosis.ended == report.stop_reason
     assert report.placement["trainer"] == "local"
     plain = json.loads((Path(report.run_dir) / "report.json").read_text())
     wanted = {"run_dir", "success_before", "success_after", "score_before", "score_after"}
