@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from rollart_core import (
     config,
     config_envs,
+    config_guard,
     config_model,
     config_rewards,
     config_runtime,
@@ -63,6 +64,7 @@ FOLDERS = (
 CONFIG = (
     config,
     config_envs,
+    config_guard,
     config_model,
     config_rewards,
     config_runtime,

@@ -49,7 +49,7 @@ ROOMS = (
     ("config_base",),
     (
         *("config", "config_envs", "config_model", "config_rewards", "config_runtime"),
-        *("config_shape", "config_training", "problems", "endpoint"),
+        *("config_guard", "config_shape", "config_training", "problems", "endpoint"),
     ),
     (
         *("boxes", "config_agents", "config_beside", "config_boxes", "config_checks"),
@@ -57,7 +57,7 @@ ROOMS = (
         *("missing", "vocabulary", "isolation", "plugin_api", "plugins", "registry", "resolve"),
         *("plugin_output", "plugin_specs", "resolve_envs", "resolve_plugin"),
     ),
-    ("models", "rollout", "scoring", "engine", "tools", "train", "plan"),
+    ("models", "rollout", "scoring", "engine", "tools", "train", "training", "plan"),
     ("runtime",),
     ("testing", "bench", "view", "evals", "check", "scaffold", "community", "cli"),
 )
