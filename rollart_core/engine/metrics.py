@@ -23,7 +23,9 @@ def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, f
     """
     members = [t for g in groups for t in g.trajectories]
     stale = [policy_version - t.oldest_version for t in members]
+    repeated = repeated_share([s for t in members for s in t.samples])
     return {
+        **({} if repeated is None else {"rollout/repeated_share": repeated}),
         "rollout/reward_mean": _mean(t.reward or 0.0 for t in members),
         "rollout/score_mean": _mean(t.score or 0.0 for t in members),
         "rollout/success_mean": _mean(float(bool(t.success)) for t in members),

@@ -9,8 +9,9 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rollart_core import strict_json
 from rollart_core.engine.tasks import TaskSourceState
@@ -78,6 +79,10 @@ class RunState:
     open_groups: Mapping[str, Task]
     """Each group that was begun and neither trained nor dropped; the journal knows more of it."""
     train_wall_s: float
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """What the guard knows of the batches so far; nothing when it is off."""
+    lr_factor: float = 1.0
+    """What the guard has multiplied the learning rate by."""
 
     def write(self, folder: Path, files: Mapping[str, object]) -> None:
         """Put it beside the weights, with what is to be known of their ``files``."""

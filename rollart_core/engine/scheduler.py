@@ -287,7 +287,7 @@ class Scheduler:
         self._counts.batches += 1
 
     def _on_stop_requested(self, event: StopRequested) -> None:
-        self._begin_stop(event.reason, "requested")
+        self._begin_stop(event.reason, event.kind)
 
     # Members and groups
 

@@ -191,7 +191,7 @@ class _Launch:
         except TrainerLost as e:
             self._observer.message(f"The trainer is lost ({e}); it is started again.")
             await trainer.restart()
-            await recorder.checkpoints.load_newest(trainer.call)
+            await recorder.load_newest(trainer.call)
             await trainer.call("export_hf", target, model_path)
 
     def _fail(self, error: RollartError) -> None:
@@ -225,7 +225,7 @@ class _Launch:
         """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
         state: RunState | None = None
         if self._resume is not None:
-            state = await recorder.checkpoints.load_newest(trainer.call)
+            state = await recorder.load_newest(trainer.call)
         elif self._config.warm_start is not None:
             async with self._phase("warm start", "supervised steps on the oracle's episodes"):
                 await self._warm_start(runtime, router, trainer, model_path)
@@ -337,7 +337,7 @@ class _Launch:
             run_dir=str(run_dir),
             name=self._config.name,
             stop_reason=stop.reason,
-            ok=not self._interrupted and stop.kind != "failures",
+            ok=not self._interrupted and stop.kind not in ("failures", "guard"),
             wall_s=time.perf_counter() - self._began,
             before=before,
             after=after,

@@ -43,7 +43,9 @@ class RunReport:
     """Kind -> failed attempts of the RL phase."""
     rolled_back: Mapping[str, int] = field(default_factory=dict)
     """``batches``, ``train_steps`` and ``trajectories`` that were undone since the trainer was
-    lost; no other count here holds them."""
+    lost, or the guard tripped; no other count here holds them."""
+    guard: Mapping[str, object] | None = None
+    """``trips``, one after another, ``rollbacks`` and the ``lr_factor`` at the end; None: off."""
     scheduler: Mapping[str, object] = field(default_factory=dict)
     before: EvaluationResult | None = None
     after: EvaluationResult | None = None

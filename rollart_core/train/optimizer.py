@@ -44,6 +44,8 @@ class GuardedAdamW:
         self._parameters = parameters
         self._skipped = 0
         self.train_step = 0
+        self.lr_factor = 1.0
+        """What the configured learning rate is multiplied by."""
         every = list(parameters.values())
         groups: list[dict[str, Any]] = [
             {"params": [p for p in every if p.dim() > 1]},
@@ -74,9 +76,8 @@ class GuardedAdamW:
             TrainingDiverged: At the third update in a row that is not finite.
         """
         if lr is None:
-            lr = self._config.lr * min(
-                1.0, (self.train_step + 1) / max(1, self._config.warmup_train_steps)
-            )
+            lr = self._config.lr * self.lr_factor
+            lr *= min(1.0, (self.train_step + 1) / max(1, self._config.warmup_train_steps))
         norm = float(
             distributed.clip_gradients(list(self._parameters.values()), self._config.grad_clip)
         )
@@ -90,6 +91,11 @@ class GuardedAdamW:
         self._skipped = 0
         self.train_step += 1
         return UpdateOutcome(norm, lr, updated=True)
+
+    def go_on_from(self, train_step: int) -> None:
+        """Go on from a checkpoint that was loaded."""
+        self.train_step = train_step
+        self._skipped = 0
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the moments and step counts by parameter name; to be saved, or loaded into."""

@@ -138,7 +138,7 @@ class Guard:
     def _trips(self, version: int, watched: str, updates: Mapping[str, float]) -> Iterator[Trip]:
         """Yield what each rule finds, the surest first."""
         limits = self._limits
-        found = [self._check_fall(watched)]
+        found: list[Trip | None] = [self._check_fall(watched)]
         for rule, name, limit in (("kl", KL, limits.kl), ("ratio", RATIO, limits.ratio)):
             if name in updates and limit is not None:
                 found.append(self._check_update(rule, name, version, limit))
@@ -201,7 +201,7 @@ class Guard:
             return []
         usual, now = median(before), fmean(list(self._of(ENTROPY))[-4:])
         low, high = self._limits.entropy_low, self._limits.entropy_high
-        found = []
+        found: list[Trip | None] = []
         if low is not None and now < low * usual:
             found.append(self._soft("entropy", ENTROPY, now, low * usual, 4))
         if high is not None:
