@@ -1,4 +1,4 @@
-"""A run that the guard undoes: back to a good checkpoint, under new versions, wherever it is killed.
+"""A run that the guard undoes goes back to a good checkpoint under new versions, if killed or not.
 
 Scheduler, controller, recorder, journal and checkpoints are the real ones; the trainer does what a
 script says. What it calls its weights is the list of all that it was trained on.
@@ -33,6 +33,7 @@ from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Group, Trajectory
+from rollart_core.view.plot import read_course
 
 Fault = Callable[["ScriptedTrainer", str, int], None]
 """May raise: gets the trainer, the method, and how often it was called."""
@@ -167,6 +168,7 @@ def test_a_trip_goes_back_and_leaves_out_what_was_trained_since(
     (message,) = [m for m in told.messages if "guard" in m]
     assert "goes back to the checkpoint of version 4" in message
     assert "0.5 times the learning rate (rollback 1 of at most 3)" in message
+    assert read_course(tmp_path).rollbacks == (4,)
     newest = Checkpoints(tmp_path, 2, print).whole()
     assert [p.name for p in newest[:2]] == ["v000016", "v000012"]
     assert "v000008" not in [p.name for p in newest]
