@@ -55,7 +55,7 @@ class NotFiniteSoon(NotFinite):
 class InvertedRewards(Faulty):
     """What was good is punished."""
 
-    faulty = range(FIRST, FIRST + 4)
+    faulty = range(FIRST, FIRST + 10)
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         rows = super().advantages(groups, signals)
@@ -65,7 +65,7 @@ class InvertedRewards(Faulty):
 class TenfoldRate(Faulty):
     """The learning rate is ten times what it should be, for five updates."""
 
-    faulty = range(FIRST, FIRST + 5)
+    faulty = range(20, 25)
 
     def loss(self, trainer_logprobs: Any, batch: LossBatch) -> Any:
         from rollart_core.train.optimizer import GuardedAdamW

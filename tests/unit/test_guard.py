@@ -73,6 +73,18 @@ def test_a_run_that_learns_is_left_alone(seed: int, scores: str) -> None:
     assert judged(healthy(seed, scores=scores)) == {}
 
 
+def test_what_is_usual_in_a_run_is_no_trip() -> None:
+    """Stale rollouts, and an engine that computes in other precision, are always far away."""
+    far = {"train/approx_kl": 0.15, "train/is_ratio_max": 45.0}
+    series = [
+        {**m, **({k: v * (1 + i % 3) for k, v in far.items()})} for i, m in enumerate(healthy(0))
+    ]
+    assert judged(series) == {}
+    assert {t.rule for t in judged([*series, {**series[-1], "train/approx_kl": 3.0}]).values()} == {
+        "kl"
+    }
+
+
 def test_the_run_that_collapsed_is_undone_and_not_before(tmp_path: Path) -> None:
     """1,825 sound batches, then the collapse of issue 18."""
     path = next((p / COLLAPSE for p in ROOT.parents if (p / COLLAPSE).is_file()), None)
