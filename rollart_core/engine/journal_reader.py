@@ -211,6 +211,11 @@ class JournalReader:
         for group_id, task, put_back in self._db.execute(query):
             yield group_id, Task(*json.loads(task)), bool(put_back)
 
+    def newest_batch(self) -> int:
+        """Return the last version at which a batch was ever taken; -1 when there was none."""
+        (newest,) = self._db.execute("SELECT max(batch) FROM batches").fetchone()
+        return -1 if newest is None else int(newest)
+
     def next_ordinal(self) -> int:
         """Return the number of the first group that was never dispatched."""
         (last,) = self._db.execute("SELECT max(group_id) FROM tickets").fetchone()

@@ -237,7 +237,7 @@ class _Launch:
         """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
         state: RunState | None = None
         if self._resume is not None:
-            state = await recorder.checkpoints.load_newest(trainer.call)
+            state = await recorder.load_newest(trainer.call)
         elif self._config.warm_start is not None:
             async with self._phase("warm start", "supervised steps on the oracle's episodes"):
                 await self._warm_start(runtime, router, trainer, model_path)
@@ -354,7 +354,7 @@ class _Launch:
             run_dir=str(run_dir),
             name=self._config.name,
             stop_reason=stop.reason,
-            ok=not self._interrupted and stop.kind != "failures",
+            ok=not self._interrupted and stop.kind not in ("failures", "guard"),
             wall_s=time.perf_counter() - self._began,
             before=before,
             after=after,
