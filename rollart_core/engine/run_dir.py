@@ -101,8 +101,10 @@ class RunState:
             content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             content.pop("files", None)
             source, groups = content.pop("task_source"), content.pop("open_groups")
+            validations = tuple(content.pop("validations", ()))
             return cls(
                 **content,
+                validations=validations,
                 open_groups={name: Task(**task) for name, task in groups.items()},
                 task_source=TaskSourceState(
                     **{**source, "requeued": tuple(Task(**t) for t in source["requeued"])}

@@ -59,7 +59,9 @@ class ScriptedTrainer(FakeTrainer):
             self.fault(self, method, number)
         return number
 
-    async def train_batch(self, groups: list[Group], policy_version: int) -> list[TrainStepReport]:
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
         number = self.count("train_batch")
         await super().train_batch(groups, policy_version)
         loss = math.nan if number in self.bad else 0.5
