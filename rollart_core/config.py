@@ -15,6 +15,7 @@ from rollart_core.config_envs import Env, joined_id
 from rollart_core.config_evaluation import Checkpoint as Checkpoint
 from rollart_core.config_evaluation import Evaluation as Evaluation
 from rollart_core.config_evaluation import Stop as Stop
+from rollart_core.config_guard import Guard, guard_section
 from rollart_core.config_model import Model
 from rollart_core.config_rewards import Scoring
 from rollart_core.config_runtime import InlineRuntime, Runtime, Scaling
@@ -216,6 +217,9 @@ class _RunBase(Section):
     """How long things may take."""
     failures: Failures = Failures()
     """What failures cost."""
+    guard: Guard | None = None
+    """``on``, or a section of keys: training that goes wrong is undone; none or ``off``: it is not
+    watched."""
     scaling: Scaling | None = None
     """When parts join and leave by themselves; none: only by hand."""
     gateway: AgentGateway = AgentGateway()
@@ -241,6 +245,11 @@ class _RunBase(Section):
         if kind not in ("inline", "ray"):
             raise ValueError(f"there is no runtime {kind!r}: it is inline or ray")
         return given
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _guard_by_switch(cls, value: Any) -> Any:
+        return guard_section(value)
 
     @field_validator("env", mode="before")
     @classmethod

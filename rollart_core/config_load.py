@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rollart_core.config import AsyncRun, RunConfig, SyncRun
 from rollart_core.config_checks import consistency_problems
+from rollart_core.config_guard import SWITCHES
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.near import no_such_file
 from rollart_core.problems import Problem, of_validation
@@ -169,8 +170,8 @@ def _descend(holder: Any, part: str, override: str, after: str) -> Any:
     """Return the section at ``part``, made or spelled out where it is missing or short."""
     key: Any = _index(holder, part, override) if isinstance(holder, list) else part
     inner = holder[key] if isinstance(holder, list) else holder.get(key)
-    if inner is None:
-        inner = {}
+    if inner is None or (part == "guard" and inner in SWITCHES):
+        inner = {}  # a key of a section that is switched on or off makes it a section
     elif isinstance(inner, str):
         # `env: webshop` is short for `env: {id: webshop}`; a runtime has a kind, a model a path.
         inner = {{"runtime": "kind", "model": "path"}.get(part, "id"): inner}

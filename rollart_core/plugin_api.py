@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final, cast
 
 from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardBackendSpec
 from rollart_core.contracts.spec import PluginSpec
 
@@ -47,6 +48,8 @@ def as_today(spec: PluginSpec) -> PluginSpec:
     """Return a spec of an older version with the fields that say today what was true then."""
     if isinstance(spec, RewardBackendSpec) and spec.contract_version == 1:
         return replace(spec, in_process=True)  # there were no others
+    if isinstance(spec, EnvSpec) and spec.contract_version == 1:
+        return replace(spec, disjoint_splits=False)  # nothing was said of it
     return spec
 
 

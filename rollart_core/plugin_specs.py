@@ -18,7 +18,7 @@ AnySpec = PluginSpec | CommandSpec
 RESERVED_COMMANDS: Final = frozenset(
     """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
     simulate audit view
-    build sandbox model plot export scale bench""".split()  # noqa: SIM905 - one word a command
+    build sandbox model plot export scale bench diagnose""".split()  # noqa: SIM905 - one word a command
 )
 """Command names that belong to RollArt itself, now or later."""
 

@@ -47,7 +47,9 @@ class OneTurnEnv(gymnasium.Env[Observation, str]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Show the digits of the task."""
         super().reset(seed=seed)
-        return digits(int((options or {}).get("task") or 0)), {}
+        given = options or {}
+        first = 0 if given.get("split", "train") == "train" else NUM_TASKS
+        return digits(first + int(given.get("task") or 0)), {}
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Reward the answer; the episode is over."""

@@ -85,7 +85,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "diagnose": Command(
         f"{_HERE}.diagnose:diagnose",
-        "Say what happened in a run (collapse, plateau, staleness, ...) and which keys to change.",
+        "Say what happened in a run: collapse, plateau, staleness and more; what to change.",
         "rollart diagnose runs/hello-20260101-120000",
     ),
     "plot": Command(

@@ -54,6 +54,9 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
     yield "tickets", f"{found.num_tickets}", ""
     yield "  trained", f"{found.trained}", "once each, in the lineage of the newest weights"
     yield from _kinds("  dropped", found.dropped)
+    if found.discarded_by_guard:
+        detail = "trained in batches that the guard undid, and not again"
+        yield "  discarded", f"{found.discarded_by_guard}", detail
     yield from _kinds("  aborted", found.aborted)
     yield from _kinds("  lost", found.lost)
     if found.open:
@@ -65,6 +68,8 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
     if found.unrecorded:
         yield "  unrecorded", f"{found.unrecorded}", "still running, or cut off by a kill"
     yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} that were rolled back"
+    for i, why in enumerate(found.guard):
+        yield "guard tripped" if i == 0 else "", "", why
     for i, why in enumerate(found.went_back):
         yield "went back" if i == 0 else "", "", why
     versions = ", ".join(f"{v}: {n}" for v, n in found.staleness.items())

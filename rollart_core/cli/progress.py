@@ -297,6 +297,8 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
     yield "ended", str(report.get("stop_reason", ""))
     yield "run directory", str(report.get("run_dir"))
+    if not report.get("ok", True) or _float(gain.get("high")) < 0:
+        yield "why", f"`rollart diagnose {report.get('run_dir')}` says more"
 
 
 def _validated(point: Mapping[str, object]) -> str:

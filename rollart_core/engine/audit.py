@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rollart_core.engine.journal_reader import JournalReader, ordinal
+from rollart_core.engine.run_guard import GUARD_TRIPPED
 from rollart_core.engine.tables import (
     OPEN_STATES,
     ROLLED_BACK,
@@ -60,6 +61,8 @@ class AuditReport:
     """Kind of the last failure -> tickets."""
     dropped: Mapping[str, int]
     """Reason -> tickets that finished, or waited for a retry, in a group that was not trained."""
+    discarded_by_guard: int
+    """Tickets that were trained in a batch that the guard undid; they are not trained again."""
     aborted: Mapping[str, int]
     """Reason -> tickets; ``redundant``: enough of its siblings had finished."""
     open: int
@@ -72,6 +75,8 @@ class AuditReport:
     """Kind -> attempts."""
     batches: int
     batches_rolled_back: int
+    guard: tuple[str, ...]
+    """Each trip of the guard: when, and why."""
     went_back: tuple[str, ...]
     """Each time the run went back to a checkpoint: to which version, and why."""
     staleness_bound: int
@@ -107,6 +112,8 @@ def audit(run_dir: Path) -> AuditReport:
         bound = staleness_bound(reader.config())
         num_attempts = reader.num_events("dispatched")
         went_back, ended = _lives(reader)
+        trips = [json.loads(e.payload) for e in reader.events(kind=GUARD_TRIPPED)]
+        skipped = _skipped(reader)
     finished = {(r.ticket_id, r.attempt): r for r in rows if r.failure_kind is None}
     live = [b for b in batches if b.state != "rolled_back"]
     staleness = _staleness(batches, finished)
@@ -120,6 +127,7 @@ def audit(run_dir: Path) -> AuditReport:
         rolled_back=sum(t.rolled_back > 0 for t in tickets.values()),
         lost=_lost(tickets.values()),
         dropped=_reasons(tickets.values(), "dropped"),
+        discarded_by_guard=sum(t.state == "discarded_by_guard" for t in tickets.values()),
         aborted=_reasons(tickets.values(), "aborted"),
         open=sum(t.state in OPEN_STATES for t in tickets.values()),
         attempts=num_attempts,
@@ -127,6 +135,7 @@ def audit(run_dir: Path) -> AuditReport:
         failures=dict(Counter(str(r.failure_kind) for r in failed)),
         batches=sum(b.state == "trained" for b in batches),
         batches_rolled_back=sum(b.state == "rolled_back" for b in batches),
+        guard=tuple(f"at version {t['policy_version']}: {t['reason']}" for t in trips),
         went_back=went_back,
         staleness_bound=bound,
         max_staleness=max((s for _, s in staleness), default=None),
@@ -134,11 +143,12 @@ def audit(run_dir: Path) -> AuditReport:
         length_bias=_length_bias(rows, [finished[a] for a in _members(live) if a in finished]),
         violations=(
             *_too_stale(staleness, bound),
-            *_wrong_batches(live),
+            *_wrong_batches(live, skipped),
             *_wrongly_trained(live, tickets, finished),
             *_out_of_lineage(live, finished),
             *_unaccounted(tickets.values(), live, ended is not None),
             *_missing_groups(tickets.values()),
+            *_wrongly_discarded(tickets.values(), trips),
         ),
     )
 
@@ -182,11 +192,35 @@ def _too_stale(staleness: Iterable[tuple[str, int]], bound: int) -> list[str]:
     return [f"{t} was trained at staleness {s}, above {bound}" for t, s in staleness if s > bound]
 
 
-def _wrong_batches(live: Sequence[BatchRow]) -> list[str]:
-    """Every version comes of one batch, and none is left out."""
+def _skipped(reader: JournalReader) -> set[int]:
+    """Return the versions that no batch of the newest weights has: the guard went past them."""
+    found: set[int] = set()
+    for event in reader.events(kind=ROLLED_BACK):
+        first = event.policy_version or 0
+        found -= {version for version in found if version >= first}
+        found |= set(range(first, json.loads(event.payload).get("as_version", first)))
+    return found
+
+
+def _wrong_batches(live: Sequence[BatchRow], skipped: Container[int]) -> list[str]:
+    """Every version comes of one batch, and none is left out but those the guard went past."""
     times = Counter(b.batch for b in live)
     found = [f"batch {b} was trained {n} times" for b, n in sorted(times.items()) if n > 1]
-    return found + [f"batch {b} is missing" for b in range(max(times, default=0)) if b not in times]
+    found += [f"batch {b} was trained, and is undone" for b in times if b in skipped]
+    wanted = (b for b in range(max(times, default=0)) if b not in skipped)
+    return found + [f"batch {b} is missing" for b in wanted if b not in times]
+
+
+def _wrongly_discarded(
+    tickets: Iterable[TicketRow], trips: Sequence[Mapping[str, int]]
+) -> list[str]:
+    """Only what was trained since the checkpoint of a trip is discarded."""
+    return [
+        f"{t.ticket_id} is discarded_by_guard, and was in no batch that the guard undid"
+        for t in tickets
+        if t.state == "discarded_by_guard"
+        and not any(trip["back_to"] <= (t.batch or 0) < trip["as_version"] for trip in trips)
+    ]
 
 
 def _wrongly_trained(

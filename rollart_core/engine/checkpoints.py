@@ -16,7 +16,7 @@ import asyncio
 import json
 import shutil
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ EDGE_BYTES = 2**20
 
 MARKS_FILE = "marks.json"
 Mark = Literal["best", "good"]
+UNDONE_FILE = "undone_by_guard"
+"""Lies in a checkpoint that is kept, and that no run goes on from."""
 
 CallTrainer = Callable[..., Awaitable[Any]]
 """Calls a method of the trainer by name."""
@@ -47,11 +49,14 @@ class Checkpoints:
         self._run_dir = run_dir
         self._folder = run_dir / "checkpoints"
         self._keep = keep
+        self.guard_window = 0
+        """Batches after which a checkpoint counts as good; 0: there is no guard."""
         self._tell = tell
 
     def whole(self) -> list[Path]:
-        """Return those that were written to the end, the newest first."""
-        return sorted((p.parent for p in self._folder.glob(f"v*/{STATE_FILE}")), reverse=True)
+        """Return those that were written to the end and not undone, the newest first."""
+        folders = (p.parent for p in self._folder.glob(f"v*/{STATE_FILE}"))
+        return sorted((p for p in folders if not (p / UNDONE_FILE).exists()), reverse=True)
 
     def expect_one(self) -> None:
         """See that there is one whose files are those that were written; this takes moments.
@@ -74,10 +79,7 @@ class Checkpoints:
         """Make the trainer's folder a checkpoint, and remove those that are too old."""
         folder = checkpoint_folder(self._run_dir, state.policy_version)
         state.write(folder, await asyncio.to_thread(_seal, folder))
-        marked = {checkpoint_folder(self._run_dir, v) for v in self.marks().values()}
-        for old in self.whole()[self._keep :]:
-            if old in marked:
-                continue
+        for old in self._surplus():
             (old / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
@@ -117,6 +119,55 @@ class Checkpoints:
         except Exception as e:
             why = first_line(str(e)) or type(e).__name__
             raise ConfigError(f"the checkpoint {folder.name} cannot be loaded ({why})") from e
+
+    def last_good(self, at_most: int, window: int, marked: int | None = None) -> int:
+        """Return the version of the checkpoint to go back to.
+
+        Args:
+            at_most: Only up to this version.
+            window: So many batches after a checkpoint must have passed before ``at_most``, where
+                none is marked as good.
+            marked: The version that a validation has marked as good last, if any.
+
+        Returns:
+            The oldest, when none is old enough.
+        """
+        versions = [_version(folder) for folder in self.whole()]
+        if marked in versions and marked is not None and marked <= at_most:
+            return marked
+        return next((v for v in versions if v <= at_most - window), versions[-1])
+
+    async def discard(self, start: int, stop: int, *, kept: Container[int] = ()) -> None:
+        """See that a run never goes on from the checkpoints between two versions.
+
+        Args:
+            start: The version of the last checkpoint that is sound.
+            stop: The first version after those that are undone.
+            kept: Versions whose files stay for what else they are good for.
+        """
+        for folder in self.whole():
+            version = _version(folder)
+            if not start < version < stop:
+                continue
+            if version in kept:
+                (folder / UNDONE_FILE).touch()
+                continue
+            (folder / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _surplus(self) -> list[Path]:
+        """Return those that are too old to be kept, and not marked.
+
+        With a guard, one stays that is older than its window, and one that will be next.
+        """
+        every = self.whole()
+        kept = set(every[: self._keep])
+        kept.update(checkpoint_folder(self._run_dir, v) for v in self.marks().values())
+        if self.guard_window and every:
+            limit = _version(every[0]) - self.guard_window
+            kept.update([p for p in every if _version(p) <= limit][:1])
+            kept.update([p for p in every if _version(p) > limit][-1:])
+        return [folder for folder in every if folder not in kept]
 
     async def load_newest(self, trainer: CallTrainer) -> RunState:
         """Load the newest that can be loaded into the trainer; set those after it aside.
@@ -178,6 +229,10 @@ class Checkpoints:
             f"no checkpoint in {self._folder} can be loaded ({faults}); put back a copy of one, or "
             "start a new run"
         )
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.removeprefix("v"))
 
 
 def _seal(folder: Path) -> dict[str, list[int]]:

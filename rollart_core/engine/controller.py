@@ -47,6 +47,7 @@ from rollart_core.engine.events import (
     RunStarted,
     ScoreGroup,
     StartEpisode,
+    StopKind,
     StopRequested,
     StopRun,
     TicketExpired,
@@ -54,6 +55,7 @@ from rollart_core.engine.events import (
     WeightsLoaded,
 )
 from rollart_core.engine.places import LentPlaces
+from rollart_core.engine.run_guard import GuardTripped
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.train.report import TrainStepReport
 from rollart_core.types import Group, Ticket, Trajectory
@@ -216,9 +218,9 @@ class Controller:
                 scoring.on_played = None
             await self._end_everything()
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, kind: StopKind = "requested") -> None:
         """Ask the run to end; a batch in training is finished first."""
-        self._events.put_nowait(StopRequested(reason))
+        self._events.put_nowait(StopRequested(reason, kind))
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error of a part it cannot do without."""
@@ -326,7 +328,12 @@ class Controller:
         )
         if self._parts.curriculum:
             self._parts.curriculum.turn()
-        await self._parts.recorder.batch_trained(record)
+        try:
+            await self._parts.recorder.batch_trained(record)
+        except GuardTripped:
+            if self._loading is not None:  # no engine is left in the middle of a swap
+                await asyncio.wait([self._loading])
+            raise
         await self._validate(publication.policy_version)
         self._idle_since = time.perf_counter()
         self._events.put_nowait(BatchTrained(publication.policy_version))

@@ -16,7 +16,8 @@ DropReason = Literal["too_small", "filtered", "equal", "too_stale", "stopped"]
 """Why a whole group is not trained; ``equal``: all its rewards are; ``stopped``: the run ended
 before it could be."""
 
-StopKind = Literal["done", "requested", "failures"]
+StopKind = Literal["done", "requested", "failures", "guard"]
+"""``failures``: too many episodes failed; ``guard``: training went wrong too often."""
 
 REDUNDANT = "redundant"
 """Why a member is aborted when enough of its siblings have finished."""
@@ -168,9 +169,10 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the run to end: Ctrl-C, the wall clock."""
+    """Somebody wants the run to end: Ctrl-C, the wall clock, the guard."""
 
     reason: str
+    kind: StopKind = "requested"
 
 
 @dataclass(frozen=True, slots=True)

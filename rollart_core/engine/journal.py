@@ -120,15 +120,33 @@ class Journal:
         now, content = time.time(), dict(payload or {})
         self._put(lambda store: store.event(now, kind, content, policy_version=policy_version))
 
-    def rolled_back(self, policy_version: int, reason: str) -> None:
+    def rolled_back(
+        self,
+        policy_version: int,
+        reason: str,
+        *,
+        as_version: int | None = None,
+        discards: tuple[int, int] | None = None,
+    ) -> None:
         """A new life of the run begins, from the checkpoint of ``policy_version``.
 
         Batches from that version on are marked rolled back, and their groups queued to be done
         again, as is every group that was open, or that was dropped because the run was stopped:
         as themselves, with the same ids and higher attempts.
+
+        Args:
+            policy_version: Of the checkpoint.
+            reason: Why.
+            as_version: What its weights are called from now on; None: the same.
+            discards: The first version, and the one after the last, whose batches are left out:
+                their groups are not done again.
         """
         now = time.time()
-        self._put(lambda store: store.rolled_back(now, policy_version, reason))
+        self._put(
+            lambda store: store.rolled_back(
+                now, policy_version, reason, as_version=as_version, discards=discards
+            )
+        )
 
     # Certainty
 

@@ -25,6 +25,7 @@ from rollart_core.engine.tables import (
     BatchRow,
     EventRow,
     MetricRow,
+    OutcomeRow,
     TicketRow,
     TrajectoryRow,
 )
@@ -151,6 +152,16 @@ class JournalReader:
         query = f"SELECT {', '.join(AttemptRow._fields)} FROM trajectories ORDER BY seq"
         return list(map(AttemptRow._make, self._db.execute(query)))
 
+    def outcomes(self) -> list[OutcomeRow]:
+        """Return, in order, when each attempt ran and what came of it."""
+        query = f"SELECT {', '.join(OutcomeRow._fields)} FROM trajectories ORDER BY seq"
+        return list(map(OutcomeRow._make, self._db.execute(query)))
+
+    def metric_values(self) -> Iterator[tuple[str, int, float]]:
+        """Yield name, policy_version and value of all metrics that count and are numbers."""
+        query = "SELECT name, policy_version, value FROM metrics WHERE NOT rolled_back"
+        return iter(self._db.execute(f"{query} AND value IS NOT NULL ORDER BY train_step, rowid"))
+
     def metrics(self, name: str | None = None, *, rolled_back: bool = False) -> list[MetricRow]:
         """Return all metrics, or those of one name, by train_step.
 
@@ -199,6 +210,11 @@ class JournalReader:
         )
         for group_id, task, put_back in self._db.execute(query):
             yield group_id, Task(*json.loads(task)), bool(put_back)
+
+    def newest_batch(self) -> int:
+        """Return the last version at which a batch was ever taken; -1 when there was none."""
+        (newest,) = self._db.execute("SELECT max(batch) FROM batches").fetchone()
+        return -1 if newest is None else int(newest)
 
     def next_ordinal(self) -> int:
         """Return the number of the first group that was never dispatched."""

@@ -189,7 +189,15 @@ class JournalStore:
         """Keep an event of the run as a whole."""
         self._insert_event(time_s, kind, None, payload, policy_version=policy_version)
 
-    def rolled_back(self, time_s: float, policy_version: int, reason: str) -> None:
+    def rolled_back(
+        self,
+        time_s: float,
+        policy_version: int,
+        reason: str,
+        *,
+        as_version: int | None = None,
+        discards: tuple[int, int] | None = None,
+    ) -> None:
         """The run goes on from the checkpoint of ``policy_version``; see :meth:`Journal`."""
         self._life += 1
         db, version = self._db, (policy_version,)
@@ -200,6 +208,8 @@ class JournalStore:
         db.execute(
             "UPDATE tickets SET state = 'trained' WHERE state = 'training' AND batch < ?", version
         )
+        if discards is not None:
+            self._discard(*discards, reason)
         self._queue_again(policy_version, f"back to version {policy_version}: {clean_text(reason)}")
         db.execute("UPDATE batches SET state = 'rolled_back' WHERE batch >= ?", version)
         # A validation measures the version itself, which stands, and not the batch taken at it.
@@ -208,8 +218,18 @@ class JournalStore:
             " OR (policy_version = ? AND name NOT LIKE 'validation/%')",
             version * 2,
         )
-        payload = {"reason": clean_text(reason), "life": self._life}
+        payload: dict[str, object] = {"reason": clean_text(reason), "life": self._life}
+        if as_version is not None and as_version != policy_version:
+            payload["as_version"] = as_version
         self.event(time_s, ROLLED_BACK, payload, policy_version=policy_version)
+
+    def _discard(self, start: int, stop: int, reason: str) -> None:
+        """Leave out what was trained in the batches from ``start`` to before ``stop``."""
+        self._db.execute(
+            "UPDATE tickets SET state = 'discarded_by_guard', rolled_back = rolled_back + 1,"
+            " reason = ? WHERE state IN ('training', 'trained') AND batch >= ? AND batch < ?",
+            (clean_text(reason), start, stop),
+        )
 
     def _queue_again(self, policy_version: int, reason: str) -> None:
         """Queue all tickets of the groups that were open, undone, or given up by a stop."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rollart_core.types import Group, Trajectory
+from rollart_core.types import Group, Sample, Trajectory
+
+NGRAM, WINDOW_TOKENS, MOST_SAMPLES = 4, 1024, 64
+"""Repeated text: length of what repeats, tokens within which it counts, samples looked at."""
 
 
 def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
@@ -20,7 +23,9 @@ def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, f
     """
     members = [t for g in groups for t in g.trajectories]
     stale = [policy_version - t.oldest_version for t in members]
+    repeated = repeated_share([s for t in members for s in t.samples])
     return {
+        **({} if repeated is None else {"rollout/repeated_share": repeated}),
         "rollout/reward_mean": _mean(t.reward or 0.0 for t in members),
         "rollout/score_mean": _mean(t.score or 0.0 for t in members),
         "rollout/success_mean": _mean(float(bool(t.success)) for t in members),
@@ -48,6 +53,38 @@ def env_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
             f"env/{name}/trajectories": float(len(some)),
         }
     return metrics
+
+
+def repeated_share(samples: Sequence[Sample], least: int = 1) -> float | None:
+    """Return the share of the sampled text that repeats what stands shortly before it.
+
+    That is the share of 4-grams of sampled tokens that occurred earlier within the same 1,024
+    sampled tokens of the same sample.
+
+    Args:
+        samples: Of a batch; at most 64 are looked at, evenly spaced.
+        least: Fewest 4-grams that a share is taken of.
+
+    Returns:
+        0 to 1; None when there are fewer 4-grams.
+    """
+    import numpy as np
+
+    number = min(len(samples), MOST_SAMPLES)
+    total = repeated = 0
+    for sample in (samples[i * len(samples) // number] for i in range(number)):
+        tokens = np.asarray(sample.token_ids)[np.asarray(sample.loss_mask)].astype(np.uint64)
+        for start in range(0, len(tokens), WINDOW_TOKENS):
+            window = tokens[start : start + WINDOW_TOKENS]
+            count = len(window) - NGRAM + 1
+            if count < 1:
+                continue
+            grams = np.zeros(count, np.uint64)
+            for i in range(NGRAM):  # a polynomial modulo 2^64 stands for the 4-gram
+                grams = grams * np.uint64(6364136223846793005) + window[i : i + count]
+            total += count
+            repeated += count - len(np.unique(grams))
+    return repeated / total if total >= max(least, 1) else None
 
 
 def staleness_histogram(groups: Sequence[Group], policy_version: int) -> Counter[int]:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,7 @@ from rollart_core.engine.metrics import (
 )
 from rollart_core.engine.observer import RunObserver
 from rollart_core.engine.run_dir import RunState, checkpoint_folder
+from rollart_core.engine.run_guard import GUARD_TRIPPED, RunGuard
 from rollart_core.engine.swaps import SwapLedger
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.engine.totals import BatchTotals, Totals, is_update
@@ -45,6 +46,7 @@ from rollart_core.engine.validations import SCORE, SUCCESS, Validation, Validati
 from rollart_core.errors import first_line
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
+from rollart_core.training.guard import Trip
 from rollart_core.types import Group, Task, Ticket, Trajectory
 
 
@@ -78,6 +80,9 @@ class RunRecorder:
         self._journal: Journal | None = None
         keep = run.config.checkpoint.keep
         self.checkpoints = Checkpoints(run_dir, keep, observer.message)
+        has_curriculum = run.config.curriculum is not None
+        self.guard = RunGuard(run.config.guard, has_curriculum=has_curriculum)
+        self.checkpoints.guard_window = self.guard.window
         self._trackers: list[Tracker] = []
         self._plan: CheckpointPlan | None = None
         self._totals = Totals()
@@ -102,6 +107,8 @@ class RunRecorder:
         """Open the journal, start the trackers, tell the hooks."""
         config = self._run.as_dict()
         self._journal = Journal(self.run_dir, config)
+        with JournalReader(self.run_dir) as journal:
+            self.guard.remember(journal.events(kind=GUARD_TRIPPED))
         for plugin in self._run.trackers:
             tracker: Tracker = plugin.build()
             self._trackers.append(tracker)
@@ -122,7 +129,7 @@ class RunRecorder:
         self._totals.end_life(snapshot)
 
     async def go_back(self, state: RunState, reason: str) -> RunStarted:
-        """Begin a new life at a checkpoint: a resume, or a trainer that was lost.
+        """Begin a new life at a checkpoint: a resume, a lost trainer, or a trip of the guard.
 
         Args:
             state: Of the checkpoint, whose weights the trainer holds.
@@ -132,18 +139,58 @@ class RunRecorder:
             What the scheduler begins with.
         """
         version = state.policy_version
-        self._log.rolled_back(version, reason)
+        as_version, last = await self.goes_on_as(state), self.guard.last
+        discards = last.discards if last and version < last.as_version else None
+        self._log.rolled_back(version, reason, as_version=as_version, discards=discards)
         self._totals.roll_back(version)
         self._open = {}
         self._swaps.begin_again()
         self._saved_version, self._train_step = version, state.train_step
         await asyncio.to_thread(self._log.flush)
-        started, known = await asyncio.to_thread(self._comeback, state)
+        goes_on = replace(state, policy_version=as_version)
+        started, known = await asyncio.to_thread(self._comeback, goes_on)
         recorded = [Validation.from_dict(one) for one in state.validations]
         self.validations.go_back(version, [*known, *recorded])
         self._next_ordinal = started.next_ordinal
         self._open = {g.group_id: g.task for g in started.returning}
         return started
+
+    async def load_newest(self, trainer: CallTrainer) -> RunState:
+        """Load the newest checkpoint that can be loaded, with what the guard knew of it.
+
+        Raises:
+            ConfigError: When there is none.
+            TrainerLost: When the trainer died over it.
+        """
+        if self.guard.last is not None:
+            await self.checkpoints.discard(*self.guard.last.discards)
+        state = await self.checkpoints.load_newest(trainer)
+        self.guard.restore(state.guard, state.lr_factor)
+        if self.guard.lr_factor != 1.0:
+            await trainer("set_lr_factor", self.guard.lr_factor)
+        return state
+
+    async def goes_on_as(self, state: RunState) -> int:
+        """Return what the weights of a checkpoint are called from now on."""
+        await asyncio.to_thread(self._log.flush)
+        with JournalReader(self.run_dir) as journal:
+            return self.guard.goes_on_as(state.policy_version, journal.newest_batch())
+
+    async def tripped(self, trip: Trip, version: int, as_version: int) -> None:
+        """Keep a trip of the guard, with the checkpoint to go back to; nothing is undone yet.
+
+        Args:
+            trip: Why.
+            version: Of the trainer when it took the batch.
+            as_version: Above all versions that were used.
+        """
+        at_most = min(version, trip.since_version)
+        good = self.checkpoints.marks().get("good")
+        back_to = self.checkpoints.last_good(at_most, self.guard.window, good)
+        rollback = self.guard.tripped(trip, version, back_to, as_version)
+        self._log.event(GUARD_TRIPPED, rollback.payload(), policy_version=version)
+        await asyncio.to_thread(self._log.flush)
+        self._observer.message(self.guard.message())
 
     async def checkpoint(self, policy_version: int) -> None:
         """Take a checkpoint, unless there is one of this version."""
@@ -160,6 +207,8 @@ class RunRecorder:
             open_groups=dict(self._open),
             train_wall_s=plan.wall_s + totals.elapsed_s,
             validations=[one.as_dict() for one in self.validations.all],
+            guard=self.guard.state(),
+            lr_factor=self.guard.lr_factor,
         )
         folder = checkpoint_folder(self.run_dir, policy_version)
         await plan.trainer(
@@ -199,6 +248,19 @@ class RunRecorder:
             self.validations.leave_out(version)  # an earlier process did not keep its checkpoint
         if best is not None and self.checkpoints.marks().get("best") != best.policy_version:
             self.checkpoints.mark_best(best.policy_version, self.validations.point(best) or {})
+
+    async def keep_good(self, policy_version: int) -> None:
+        """Keep the checkpoint of a version that passed its validation, if there is a guard.
+
+        It passed unless it lies below the best one by more than its interval.
+
+        Args:
+            policy_version: What the trainer holds, and was validated last.
+        """
+        last = self.validations.last
+        if self.guard.is_on and last and last.num_episodes and not self.validations.fell():
+            await self.checkpoint(policy_version)
+            self.checkpoints.mark_good(policy_version, self.validations.point(last) or {})
 
     def close(self, report: Mapping[str, object]) -> None:
         """Flush and close everything, and tell the hooks."""
@@ -271,13 +333,15 @@ class RunRecorder:
             self._keep(self._last_report, record.policy_version, metrics)
             self._train_step = report.train_step
         self._show(shared, record)
+        self.guard.judge(record.groups, record.train_steps, shared)
         version = record.publication.policy_version
         if version % self._run.config.checkpoint.every_batches == 0:
             await self.checkpoint(version)
 
     def totals(self) -> dict[str, Any]:
         """Return what the report says of the RL phase."""
-        return {**self._totals.as_dict(), "weights": self._swaps.totals()}
+        more = {"weights": self._swaps.totals(), "guard": self.guard.report()}
+        return {**self._totals.as_dict(), **more}
 
     def totals_by_env(self) -> dict[str, dict[str, Any]]:
         """Return what became of the attempts of each environment."""

@@ -25,6 +25,7 @@ FREE_KEYS = (
     "engine",
     "evaluation",
     "failures",
+    "guard",
     "lora.sync",
     "mapper",
     "name",

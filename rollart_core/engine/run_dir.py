@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,10 @@ class RunState:
     train_wall_s: float
     validations: Sequence[Mapping[str, Any]] = ()
     """Those so far, as :meth:`rollart_core.engine.validations.Validation.as_dict` gives them."""
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """What the guard knows of the batches so far; nothing when it is off."""
+    lr_factor: float = 1.0
+    """What the guard has multiplied the learning rate by."""
 
     def write(self, folder: Path, files: Mapping[str, object]) -> None:
         """Put it beside the weights, with what is to be known of their ``files``."""
@@ -97,8 +101,10 @@ class RunState:
             content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             content.pop("files", None)
             source, groups = content.pop("task_source"), content.pop("open_groups")
+            validations = tuple(content.pop("validations", ()))
             return cls(
                 **content,
+                validations=validations,
                 open_groups={name: Task(**task) for name, task in groups.items()},
                 task_source=TaskSourceState(
                     **{**source, "requeued": tuple(Task(**t) for t in source["requeued"])}

@@ -295,7 +295,7 @@ class Scheduler:
         self._counts.batches += 1
 
     def _on_stop_requested(self, event: StopRequested) -> None:
-        self._begin_stop(event.reason, "requested")
+        self._begin_stop(event.reason, event.kind)
 
     def _on_places_lent(self, event: PlacesLent) -> None:
         self._num_lent = event.num_places

@@ -12,10 +12,20 @@ SCHEMA_VERSION = 2
 FILE = "journal.db"
 
 TicketState = Literal[
-    "queued", "running", "finished", "failed", "training", "trained", "lost", "aborted", "dropped"
+    "queued",
+    "running",
+    "finished",
+    "failed",
+    "training",
+    "trained",
+    "lost",
+    "aborted",
+    "dropped",
+    "discarded_by_guard",
 ]
 """``queued`` waits to be done again, since the run went back to an earlier version; ``failed``
-waits for its retry, ``finished`` for its group."""
+waits for its retry, ``finished`` for its group; ``discarded_by_guard`` was trained in a batch
+that the guard undid, and is not trained again."""
 
 OPEN_STATES: tuple[TicketState, ...] = ("queued", "running", "finished", "failed", "training")
 """States a ticket may not be in once the run has ended."""
@@ -159,6 +169,17 @@ class AttemptRow(NamedTuple):
     num_tokens: int
     num_turns: int
     life: int
+
+
+class OutcomeRow(NamedTuple):
+    """When an attempt ran, and what came of it; there may be very many."""
+
+    time_s: float
+    """When it ended, in seconds since 1970."""
+    wall_s: float
+    reward: float | None
+    success: int | None
+    failure_kind: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class Validation:
             **_flat("score", self.score),
             "num_episodes": self.num_episodes,
             "num_with_success": self.success.n,
+            "num_clusters": self.score.num_clusters,
+            "num_clusters_with_success": self.success.num_clusters,
             "num_failed": self.num_failed,
             "is_best": self.is_best,
         }
@@ -61,8 +63,8 @@ class Validation:
         """Return what :meth:`as_dict` was made of."""
         return cls(
             policy_version=int(content["policy_version"]),
-            success=_estimate("success", content, content["num_with_success"]),
-            score=_estimate("score", content, content["num_episodes"]),
+            success=_estimate("success", content, "num_with_success", "num_clusters_with_success"),
+            score=_estimate("score", content, "num_episodes", "num_clusters"),
             num_failed=int(content["num_failed"]),
             is_best=bool(content["is_best"]),
         )
@@ -229,7 +231,8 @@ def _flat(name: str, estimate: Estimate) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in values.items()}
 
 
-def _estimate(name: str, content: Mapping[str, Any], n: int) -> Estimate:
+def _estimate(name: str, content: Mapping[str, Any], n: str, num_clusters: str) -> Estimate:
     instead = {name: math.nan, f"{name}_low": -math.inf, f"{name}_high": math.inf}
     mean, low, high = (v if content[k] is None else content[k] for k, v in instead.items())
-    return Estimate(float(mean), float(low), float(high), int(n))
+    counts = int(content[n]), int(content[num_clusters])
+    return Estimate(float(mean), float(low), float(high), *counts)

@@ -1,8 +1,9 @@
 """One run from beginning to end: set up, warm start, evaluate, train, evaluate, report.
 
     resolved run -> model -> engines + trainer -> [warm start] -> evaluate -> controller -> evaluate
-                                                                                |
-                                                     journal, shards, checkpoints, trackers
+                                                                                |          |
+                                      journal, shards, checkpoints, trackers, validations  |
+                                                              the best weights, or the last ones
 
 Takes: a resolved run. Gives: a report, on paper (``report.json``) and as an object. Never: leaves
 anything running, by whatever road it ends; and never trains by itself (the controller does).
@@ -236,7 +237,7 @@ class _Launch:
         """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
         state: RunState | None = None
         if self._resume is not None:
-            state = await recorder.checkpoints.load_newest(trainer.call)
+            state = await recorder.load_newest(trainer.call)
         elif self._config.warm_start is not None:
             async with self._phase("warm start", "supervised steps on the oracle's episodes"):
                 await self._warm_start(runtime, router, trainer, model_path)
@@ -353,7 +354,7 @@ class _Launch:
             run_dir=str(run_dir),
             name=self._config.name,
             stop_reason=stop.reason,
-            ok=not self._interrupted and stop.kind != "failures",
+            ok=not self._interrupted and stop.kind not in ("failures", "guard"),
             wall_s=time.perf_counter() - self._began,
             before=before,
             after=after,

@@ -45,7 +45,9 @@ class RunReport:
     the step was too large; the metrics of each say which."""
     rolled_back: Mapping[str, int] = field(default_factory=dict)
     """``batches``, ``train_steps`` and ``trajectories`` that were undone since the trainer was
-    lost; no other count here holds them."""
+    lost, or the guard tripped; no other count here holds them."""
+    guard: Mapping[str, object] | None = None
+    """``trips``, one after another, ``rollbacks`` and the ``lr_factor`` at the end; None: off."""
     scheduler: Mapping[str, object] = field(default_factory=dict)
     before: EvaluationResult | None = None
     after: EvaluationResult | None = None

@@ -3,6 +3,7 @@
     checkpoint --> scheduler + controller: one life --> the end
         ^                                          |
         +---- trainer started again <--------------+--> TrainerLost
+        +---- trip in the journal <----------------+--> GuardTripped
 
 Takes: a resolved run, its parts, and where a resume stands. Gives: why the phase ended. Never:
 decides what is trained (the scheduler does), or how a part is started (the runtime does). A life
@@ -20,18 +21,20 @@ from dataclasses import dataclass, replace
 from rollart_core.engine.buffer import Buffer
 from rollart_core.engine.controller import Controller, ControllerParts, EnginesPart, Scoring
 from rollart_core.engine.curriculum import CurriculumTasks
-from rollart_core.engine.events import RunStarted, SchedulePolicy, StopRun
+from rollart_core.engine.events import RunStarted, SchedulePolicy, StopKind, StopRun
 from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
 from rollart_core.engine.resume import restore_source
 from rollart_core.engine.run_dir import RunState
+from rollart_core.engine.run_guard import GuardTripped
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.task_mix import Tasks
-from rollart_core.errors import TrainerLost
+from rollart_core.errors import TrainerLost, TrainingDiverged
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.base import TrainerHandle
 from rollart_core.runtime.restarts import Restarts
 from rollart_core.runtime.validator import Validator
+from rollart_core.training.guard import Trip
 from rollart_core.types import Group, Ticket, Trajectory
 
 
@@ -62,6 +65,9 @@ class TrainPhase:
         self._controller: Controller | None = None
         self._running = False
         self._stop_reason: str | None = None
+        self._stop_kind: StopKind = "requested"
+        self._version = 0
+        """Of the trainer when the last life ended."""
         self._ends_at_s = math.inf
         failures = run.config.failures
         self._restarts = Restarts(failures.max_restarts, failures.restart_window_s)
@@ -89,30 +95,42 @@ class TrainPhase:
         """Train, from the beginning or from where a checkpoint stands; after ``prepare``.
 
         A trainer that is lost is started again and loads the newest checkpoint; what was trained
-        since is rolled back and done again.
+        since is rolled back and done again. When the guard trips, the last good checkpoint is
+        loaded, and what was trained since is left out.
 
         Raises:
             TrainerLost: When it died too often.
+            TrainingDiverged: When updates were not finite, and the guard is off.
         """
         recorder = self._parts.recorder
         self._ends_at_s = time.monotonic() + self._wall_s_left(resumed)
         recorder.begin_training()
         self._running = True
         try:
-            started = await recorder.go_back(resumed, "resumed") if resumed else RunStarted()
+            started = await self._resume(resumed) if resumed else RunStarted()
             while True:
                 try:
                     return await self._live(started)
                 except TrainerLost as e:
                     started = await self._bring_back(e)
+                except GuardTripped as e:
+                    started = await self._undo(e.trip, self._version + 2)
+                except TrainingDiverged as e:
+                    if not recorder.guard.is_on:
+                        raise
+                    started = await self._undo(_diverged(e, self._version), self._version + 1)
         finally:
             self._running = False
 
     async def _live(self, started: RunStarted) -> StopRun:
         """Run until the end, or until the trainer is lost."""
         parts, config = self._parts, self._config
-        await self._validate_first(started.policy_version)
-        scheduler = Scheduler(schedule_policy(self._run), parts.source)
+        policy = schedule_policy(self._run)
+        if self._stop_kind == "guard":  # it ends for that, also when all batches are done
+            policy = replace(policy, num_batches=None)
+        else:
+            await self._validate_first(started.policy_version)
+        scheduler = Scheduler(policy, parts.source)
         controller = self._controller = Controller(
             ControllerParts(
                 scheduler=scheduler,
@@ -132,19 +150,42 @@ class TrainPhase:
             wall_s=self._seconds_left(),
         )
         if self._stop_reason is not None:
-            controller.request_stop(self._stop_reason)
+            controller.request_stop(self._stop_reason, self._stop_kind)
         try:
             stop = await controller.run(started)
             if stop.kind != "done":
-                self._stop_reason = stop.reason  # also should the last checkpoint fail
+                # Also should the last checkpoint fail.
+                self._stop_reason, self._stop_kind = stop.reason, stop.kind
             version = scheduler.snapshot().policy_version
             await parts.recorder.checkpoint(version)
-            if parts.validator is not None and stop.kind != "failures":
+            if parts.validator is not None and stop.kind not in ("failures", "guard"):
                 await parts.validator.finish(version, parts.engines.load_weights)
             return stop
         finally:
             self._controller = None
-            parts.recorder.end_life(scheduler.snapshot())
+            snapshot = scheduler.snapshot()
+            self._version = snapshot.policy_version
+            parts.recorder.end_life(snapshot)
+
+    async def _resume(self, state: RunState) -> RunStarted:
+        """Go on from a checkpoint that is loaded; a trip that was cut off is carried out."""
+        recorder = self._parts.recorder
+        if await recorder.goes_on_as(state) == state.policy_version:
+            return await recorder.go_back(state, "resumed")
+        try:
+            return await self._go_on_from(state, "resumed")
+        except TrainerLost as e:
+            return await self._bring_back(e)
+
+    async def _undo(self, trip: Trip, as_version: int) -> RunStarted:
+        """Go back to the last good checkpoint, and leave out what was trained since."""
+        parts = self._parts
+        await parts.recorder.tripped(trip, self._version, as_version)
+        try:
+            state = await parts.recorder.load_newest(parts.trainer.call)
+            return await self._go_on_from(state, f"the guard tripped: {trip.reason}")
+        except TrainerLost as e:
+            return await self._bring_back(e)
 
     async def _validate_first(self, version: int) -> None:
         """Validate what the engines hold before a life begins; it may be that nothing is left."""
@@ -171,13 +212,27 @@ class TrainPhase:
             await asyncio.sleep(delay_s)
             try:
                 await parts.trainer.restart()
-                state = await parts.recorder.checkpoints.load_newest(parts.trainer.call)
-                await parts.trainer.publish(state.policy_version)
+                state = await parts.recorder.load_newest(parts.trainer.call)
+                return await self._go_on_from(state, f"the trainer was lost: {error}")
             except TrainerLost as e:
                 error = e
-                continue
-            await parts.engines.load_weights(state.policy_version)
-            return await parts.recorder.go_back(state, f"the trainer was lost: {error}")
+
+    async def _go_on_from(self, state: RunState, reason: str) -> RunStarted:
+        """Publish the weights that the trainer has loaded, and begin a life with them.
+
+        Raises:
+            TrainerLost: When it died meanwhile.
+        """
+        parts, guard = self._parts, self._parts.recorder.guard
+        version = await parts.recorder.goes_on_as(state)
+        await parts.trainer.publish(version)
+        await parts.engines.load_weights(version)
+        started = await parts.recorder.go_back(state, reason)
+        if version != state.policy_version:
+            await parts.recorder.checkpoint(version)  # what comes next builds on it
+            if guard.is_used_up:
+                self._stop_reason, self._stop_kind = guard.used_up_reason(), "guard"
+        return started
 
     @property
     def _follows_stop(self) -> bool:
@@ -237,6 +292,10 @@ def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
             env.name for env in run.envs if env.reward is not None and env.reward.spec.group
         ),
     )
+
+
+def _diverged(error: TrainingDiverged, version: int) -> Trip:
+    return Trip("diverged", math.nan, math.inf, version, str(error))
 
 
 def _capacity(run: ResolvedRun) -> int:

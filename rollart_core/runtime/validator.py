@@ -77,6 +77,7 @@ class Validator:
         validation = recorder.validated(policy_version, result, time.perf_counter() - began)
         if self._config.checkpoint.keep_best is not None:
             await recorder.keep_best(policy_version)
+        await recorder.keep_good(policy_version)
         if self.on_validated is not None:
             await self.on_validated(validation)
         return self.stop_reason()

@@ -4,9 +4,9 @@ Takes: a subject. Gives: a check that raises. Never: knows how an environment ch
 compares what is shown, with the options and seeds that a run gives.
 
 A task is its first page and its secrets. If more than ``MAX_SHARE`` of the test tasks are training
-tasks by that, which may only mean that first pages say little, whole episodes of fixed actions are
-compared (of at most ``MAX_TURNS`` turns), and the check fails if these are equal too. No cluster
-of tasks is in both splits.
+tasks by that, which may only mean that first pages say little, episodes of the expert and of random
+players are compared, and the check fails if these are equal too. No cluster of tasks is in both
+splits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from typing import Final, TypeAlias
 from rollart_core.engine.tasks import task_seed
 from rollart_core.testing.agent_play import AgentSubject, plain_answer, play_agent, prepare
 from rollart_core.testing.answers import plain
-from rollart_core.testing.play import Options, Player, Subject, good_action, play
+from rollart_core.testing.play import (
+    Options,
+    Player,
+    Subject,
+    good_action,
+    play,
+    random_policy,
+)
 from rollart_core.testing.results import CheckFailed, SkipCheck, expect
 
 MAX_SHARE: Final = 0.1
@@ -29,7 +36,9 @@ MOST: Final = (400, 40)
 """Tasks of training and of test that are compared."""
 MIN_TASKS: Final = 8
 """Of each split that are compared however long they take."""
-MAX_TURNS: Final = 8
+MAX_TURNS: Final = 12
+NUM_RANDOM: Final = 2
+"""Random players that act alike in every task, besides the expert."""
 BUDGET_S: Final = 1.0
 
 MEND: Final = (
@@ -50,8 +59,9 @@ def check_splits(subject: Subject) -> str | None:
         return _text([observation, _secrets(player)])
 
     def episode(player: Player, seed: int, options: Options) -> str:
-        steps = play(player, good_action, seed, options, MAX_TURNS)
-        return _text([[s.observation, s.reward] for s in steps])
+        policies = (good_action, *(random_policy(f"splits/{i}") for i in range(NUM_RANDOM)))
+        played = [play(player, policy, seed, options, MAX_TURNS) for policy in policies]
+        return _text([[s.observation, s.reward] for steps in played for s in steps])
 
     return _check(subject, first_page, episode)
 

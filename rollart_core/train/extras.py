@@ -140,6 +140,10 @@ class ExtraModules:
         """Note that a checkpoint of that train step was loaded."""
         self._optimizer.train_step, self._began = train_step, True
 
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply their learning rate from now on."""
+        self._optimizer.lr_factor = factor
+
     def _modules(self) -> list[nn.Module]:
         own = [self._backbone.model] if self._backbone else []
         return [*own, *self._heads.values()]

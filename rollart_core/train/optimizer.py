@@ -71,6 +71,8 @@ class GuardedAdamW:
         self.train_step = 0
         """Updates taken so far."""
         self.clipping = make_clipping(config)
+        self.lr_factor = 1.0
+        """What the configured learning rate is multiplied by."""
         every = list(parameters.values())
         groups: list[dict[str, Any]] = [
             {"params": [p for p in every if p.dim() > 1]},
@@ -127,6 +129,11 @@ class GuardedAdamW:
         self.train_step += updated
         return UpdateOutcome(norm, lr, updated=updated, clip=clip, step=step)
 
+    def go_on_from(self, train_step: int) -> None:
+        """Go on from a checkpoint that was loaded."""
+        self.train_step = train_step
+        self._skipped = 0
+
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the moments and step counts by parameter name; to be saved, or loaded into."""
         for p in self._parameters.values():
@@ -140,9 +147,8 @@ class GuardedAdamW:
 
     def _lr(self, progress: float | None) -> float:
         config = self._config
-        return config.lr * lr_factor(
-            config.schedule, config.warmup_train_steps, self.train_step, progress
-        )
+        scheduled = lr_factor(config.schedule, config.warmup_train_steps, self.train_step, progress)
+        return config.lr * scheduled * self.lr_factor
 
     def _take(self, lr: float, measure_kl: Callable[[], float] | None) -> BoundedStep | None:
         """Take the step; with ``measure_kl``, only as much of it as ``max_kl`` allows."""

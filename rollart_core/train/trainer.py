@@ -263,12 +263,22 @@ class Trainer:
         counters = state["counters"]
         assert isinstance(counters, Tensor)
         policy_version, train_step = (int(c) for c in counters)
-        self._optimizer.train_step = train_step
+        self._optimizer.go_on_from(train_step)
         if isinstance(history := state.get(CLIP_HISTORY), Tensor):
             self._optimizer.clipping.load_state(history.tolist())
         if self._extras:
             self._extras.go_on_from(train_step)
         return policy_version, train_step
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply the learning rates of the policy and of extra modules from now on.
+
+        Args:
+            factor: Of the rates that are configured; it replaces the one before.
+        """
+        self._optimizer.lr_factor = factor
+        if self._extras:
+            self._extras.set_lr_factor(factor)
 
     def export_hf(self, path: str, tokenizer_path: str | None = None) -> None:
         """Write a folder that transformers loads, with the files of the tokenizer."""

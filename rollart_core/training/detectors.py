@@ -57,12 +57,13 @@ WAITED_SHARE = 5 / 6
 agents usually take most of the time, so that waiting alone is no fault."""
 BUSY_SHARE = 1 / 3
 """Share of the time in which any episode runs: below it, rollouts wait for the trainer."""
-STALLED_SHARE = 0.2
-"""On a plateau, one more half of the run would close at most this share of what is missing."""
-LIKELY_Z = 1.645
-"""One-sided 5% quantile of the normal distribution: above it a series may well rise."""
-VALIDATION_Z = 2.33
-"""One-sided 1% quantile; there are far fewer validations than batches."""
+MIN_STALLED = 75
+"""Batches of a plateau: fewer are often followed by a rise, also in sound runs."""
+STALLED_SHARE = 0.25
+"""On a plateau, as many batches again would close at most this share of what is missing."""
+PROBABLE_Z = 2.33
+"""One-sided 1% quantile of the normal distribution, where CERTAIN_Z asks too much: of validations,
+which are few, and of the question whether success rises at all."""
 
 
 def find_vanishing_signal(history: History) -> Finding | None:
@@ -150,7 +151,10 @@ def find_staleness(history: History) -> Finding | None:
 
 
 def find_length_drift(history: History) -> Finding | None:
-    """Find that episodes become longer or shorter, and success does not rise with it."""
+    """Find that episodes become longer or shorter, and success does not rise with it.
+
+    Its gain and one standard error must be small, or the growth may be what success costs.
+    """
     measure = history.measure()
     for first in _spans(history):
         length = trend(history.get("rollout/loss_tokens_mean").between(first).values)
@@ -159,7 +163,9 @@ def find_length_drift(history: History) -> Finding | None:
             continue
         factor = length.last / length.first
         is_large = abs(math.log(factor)) >= math.log(LENGTH_FACTOR)
-        if not is_large or not (length.rises or length.falls) or level.z > LIKELY_Z:
+        size = measure.high - measure.low
+        small = max(LARGE_CHANGE * size, STALLED_SHARE * (measure.high - level.first))
+        if not is_large or not (length.rises or length.falls) or level.gain + level.error > small:
             continue
         evidence = [
             f"Sampled tokens per episode went from {length.first:.4g} to {length.last:.4g} "
@@ -184,7 +190,7 @@ def find_reward_hacking(history: History) -> Finding | None:
         is_validation = not np.any(success.values > 0)
         if is_validation:
             goal, of = trend(validation.between(first).values), "validation/success"
-        certain = VALIDATION_Z if is_validation else CERTAIN_Z
+        certain = PROBABLE_Z if is_validation else CERTAIN_Z
         if goal is None or goal.z > -certain or goal.first - goal.last < LARGE_CHANGE:
             continue
         for name in ("rollout/reward_mean", *names):
@@ -216,8 +222,8 @@ def find_overfitting(history: History) -> Finding | None:
         return None
     late, middle = validation.values[-third:], validation.values[-2 * third : -third]
     stalls = late.mean() <= middle.mean() + late.std() / math.sqrt(third)
-    grows = gap.z > VALIDATION_Z and gap.last - gap.first >= LARGE_GAP
-    if not (grows and stalls and rise.z > LIKELY_Z):
+    grows = gap.z > PROBABLE_Z and gap.last - gap.first >= LARGE_GAP
+    if not (grows and stalls and rise.z > PROBABLE_Z):
         return None
     best = int(np.argmax(validation.values))
     first = int(validation.versions[best])
@@ -240,13 +246,13 @@ def find_plateau(history: History) -> Finding | None:
     measure = history.measure()
     first = int(history.versions[len(history.versions) // 2])
     level = trend(measure.series.between(first).values)
-    if level is None or len(history.versions) - len(history.versions) // 2 < 24:
+    if level is None or len(history.versions) < 2 * MIN_STALLED:
         return None
     mean = _mean(measure.series.between(first))
     missing = measure.high - mean
     if measure.is_solved(mean, SOLVED) or missing <= 0:
         return None
-    if level.z > LIKELY_Z or level.gain_high >= STALLED_SHARE * missing:
+    if level.z > PROBABLE_Z or level.gain_high >= STALLED_SHARE * missing:
         return None
     evidence = [
         f"From policy_version {first} on, {measure.name} stays at {measure.show(mean)}: it gains "
@@ -337,12 +343,10 @@ def _recent(history: History) -> int:
 
 def _spans(history: History) -> Iterator[int]:
     """Yield first versions: of the run, of what follows its best batches, its half, its third."""
-    versions, measure = history.versions, history.measure()
-    starts = [0, len(versions) // 2, len(versions) * 2 // 3]
-    levels = smoothed(measure.series.values, 20)
-    if len(levels):
-        starts.insert(1, int(np.argmax(levels)))
-    yield from (int(versions[n]) for n in starts if len(versions) - n >= 24)
+    series = history.measure().series
+    size, levels = len(series), smoothed(series.values, 20)
+    starts = [0, int(np.argmax(levels)) if len(levels) else 0, size // 2, size * 2 // 3]
+    yield from (int(series.versions[n]) for n in starts if size - n >= 2 * MIN_BATCHES)
 
 
 def _mean(series: Series) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.tables import ROLLED_BACK, MetricRow, TrajectoryRow
+from rollart_core.engine.tables import ROLLED_BACK, OutcomeRow
 from rollart_core.training.series import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -131,9 +131,9 @@ def read_history(run_dir: Path) -> History:
     """
     with JournalReader(run_dir) as reader, reader.snapshot():
         config = reader.config()
-        series = _by_version(reader.metrics())
+        series = _by_version(reader.metric_values())
         batches = [b for b in reader.batches() if b.state == "trained"]
-        attempts = reader.trajectory_rows()
+        attempts = reader.outcomes()
         dropped = reader.dropped_groups()
         stops = reader.events(kind="StopRun")
         back = reader.events(kind=ROLLED_BACK)
@@ -159,15 +159,15 @@ def read_history(run_dir: Path) -> History:
     )
 
 
-def _by_version(rows: Iterable[MetricRow]) -> dict[str, Series]:
+def _by_version(rows: Iterable[tuple[str, int, float]]) -> dict[str, Series]:
     """Return each metric by policy_version; several train_steps of one batch become one value.
 
     That is their mean, and the largest of norms, ratios and maxima: what an update did most.
     """
     found: dict[str, dict[int, list[float]]] = {}
-    for row in rows:
-        if row.value is not None and np.isfinite(row.value):
-            found.setdefault(row.name, {}).setdefault(row.policy_version, []).append(row.value)
+    for name, version, value in rows:
+        if math.isfinite(value):
+            found.setdefault(name, {}).setdefault(version, []).append(value)
     series = {}
     for name, by_version in found.items():
         versions = sorted(by_version)
@@ -182,10 +182,10 @@ def _mean(values: list[float]) -> float:
 
 
 def _batch_versions(series: Mapping[str, Series]) -> list[int]:
-    return [int(v) for v in series.get("rollout/reward_mean", EMPTY).versions]
+    return [int(version) for version in series.get("rollout/reward_mean", EMPTY).versions]
 
 
-def _busy(attempts: Iterable[TrajectoryRow], taken: Mapping[int, float]) -> Series:
+def _busy(attempts: Iterable[OutcomeRow], taken: Mapping[int, float]) -> Series:
     """Return in which share of the time between two batches an episode ran (:data:`BUSY`).
 
     Args:

@@ -70,8 +70,13 @@ class Trend:
     """Mann-Kendall's statistic, of the means of blocks: above 0 where it rises."""
     gain: float
     """What the fitted line gains over the whole series."""
-    gain_high: float
-    """Upper end of the one-sided 95% interval of ``gain``."""
+    error: float
+    """Standard error of ``gain``."""
+
+    @property
+    def gain_high(self) -> float:
+        """Upper end of the one-sided 95% interval of ``gain``."""
+        return self.gain + T_95 * self.error
 
     @property
     def rises(self) -> bool:
@@ -226,7 +231,7 @@ def trend(values: FloatArray) -> Trend | None:
         last=float(means[-quarter:].mean()),
         z=float(score - np.sign(score)) / spread,
         gain=slope * size,
-        gain_high=(slope + T_95 * error) * size,
+        error=error * size,
     )
 
 

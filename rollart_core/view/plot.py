@@ -1,12 +1,13 @@
 """``rollart plot``: the course of one run or several, from their journals.
 
 Takes: run directories. Gives: one picture with a panel for each of reward, success, staleness,
-tokens a second and loss, by train_step. Never: writes to a run's journal, or shows a train_step
-that was undone.
+tokens a second and loss, by train_step, and a line where a guard went back. Never: writes to a
+run's journal, or shows a train_step that was undone.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.engine.run_guard import GUARD_TRIPPED
 from rollart_core.errors import UserError
 from rollart_core.view.pictures import new_figure, save, smoothed
 
@@ -33,6 +35,8 @@ class Course:
     staleness_max: Series
     tokens_per_s: Series
     loss: Series
+    rollbacks: tuple[int, ...] = ()
+    """The train_steps that the guard went back to."""
 
     @property
     def is_empty(self) -> bool:
@@ -60,7 +64,20 @@ def read_course(run_dir: Path) -> Course:
             staleness_max=read("staleness/max"),
             tokens_per_s=throughput(read("train/tokens"), read("time/wall_s")),
             loss=read("train/loss"),
+            rollbacks=_rollbacks(journal),
         )
+
+
+def _rollbacks(journal: JournalReader) -> tuple[int, ...]:
+    """Return the last train_step before each checkpoint that the guard went back to."""
+    rows = journal.metrics("rollout/reward_mean", rolled_back=True)
+    versions = [
+        json.loads(event.payload)["back_to"] for event in journal.events(kind=GUARD_TRIPPED)
+    ]
+    return tuple(
+        max((r.train_step for r in rows if r.policy_version < version), default=0)
+        for version in versions
+    )
 
 
 def throughput(tokens: Series, wall_s: Series) -> Series:
@@ -116,6 +133,8 @@ def draw(figure: Any, courses: Sequence[Course]) -> None:
         axes.set_xlabel("train_step")
         axes.tick_params(labelbottom=True)
     panels[5].set_axis_off()
+    for axes in panels[:5]:
+        _mark_rollbacks(axes, courses)
     handles, labels = panels[0].get_legend_handles_labels()
     panels[5].legend(handles, labels, loc="center", fontsize="small")
 
@@ -125,6 +144,16 @@ def _line(axes: Any, series: Series, colour: str, label: str) -> None:
     steps, values = [s for s, _ in series], [v for _, v in series]
     axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
     axes.plot(steps, smoothed(values, SMOOTHED_OVER), color=colour, label=label)
+
+
+def _mark_rollbacks(axes: Any, courses: Sequence[Course]) -> None:
+    """Draw a line where the guard of a run went back."""
+    for number, course in enumerate(courses):
+        for i, step in enumerate(course.rollbacks):
+            label = f"{course.name}: the guard went back" if i == 0 else None
+            axes.axvline(
+                step, color=f"C{number % 10}", linestyle="--", linewidth=1, alpha=0.7, label=label
+            )
 
 
 def _staleness(axes: Any, courses: Sequence[Course]) -> None:

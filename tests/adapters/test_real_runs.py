@@ -136,7 +136,10 @@ def test_rollart_check_in_the_other_python(python: str, env_id: str) -> None:
     options = [f"python={python}"]
     options += [f"tasks={json.dumps(TASKS['tasks'])}"] if env_id.startswith("skyrl") else []
     command = ["-c", "from rollart_core.cli import main; main()", "check", env_id, *options]
-    done = subprocess.run([python, *command, "--json"], capture_output=True, text=True, check=False)
+    limit = ["--timeout", f"{scaled(850):g}"]
+    done = subprocess.run(
+        [python, *command, *limit, "--json"], capture_output=True, text=True, check=False
+    )
     report = json.loads(done.stdout)
     assert [r for r in report["results"] if r["outcome"] == "FAIL"] == []
     assert report["counts"]["PASS"] > 15

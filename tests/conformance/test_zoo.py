@@ -25,6 +25,7 @@ from rollart_core.check.report import Report
 from rollart_core.cli import main
 from rollart_core.contracts.env import Timeouts
 from rollart_core.errors import UserError
+from rollart_core.plugin_api import as_today
 from rollart_core.plugins import using
 from rollart_core.testing import Outcome, check_env, left_open, split_checks
 from rollart_core.testing.env_checks import CHECKS, run_env_checks
@@ -110,6 +111,12 @@ def test_splits_that_may_share_tasks_are_not_judged():
     (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])
     assert result.outcome is Outcome.SKIP
     assert "5 of 5 tasks of test are tasks of train" in result.reason
+
+
+def test_a_plugin_of_version_1_could_not_say_that_its_splits_share_tasks():
+    spec = as_today(zoo.env_spec("OneListForAll", contract_version=1))
+    (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])
+    assert result.outcome is Outcome.SKIP
 
 
 def test_the_same_first_pages_of_other_tasks_are_no_breach():

@@ -40,7 +40,7 @@ from rollart_core.engine.recorder import RunRecorder
 from rollart_core.engine.resume import check_same_run
 from rollart_core.engine.run_lock import run_lock
 from rollart_core.engine.tasks import TaskSource
-from rollart_core.errors import TrainerLost
+from rollart_core.errors import TrainerLost, TrainingDiverged
 from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.host import die_with_parent
 from rollart_core.runtime.train_phase import TrainParts, TrainPhase
@@ -74,6 +74,8 @@ class FakeTrainer:
         self.lost = False
         self.rng = rng
         self.loss_rate = 0.0  # until there is a first checkpoint
+        self.diverges = False  # at its next fourth version
+        self.lr_factor = 1.0
 
     async def work(self) -> None:
         if self.rng.random() < self.loss_rate:
@@ -87,6 +89,10 @@ class FakeTrainer:
     ) -> list[TrainStepReport]:
         await self.work()
         members = [t.ticket for g in groups for t in g.trajectories]
+        if self.diverges and policy_version % 4 == 3:
+            self.diverges = False
+            self.weights += [["diverged"]]
+            raise TrainingDiverged("updates in a row were not finite")
         self.weights += [[policy_version, t.ticket_id, t.attempt] for t in members]
         return [TrainStepReport(policy_version + 1, policy_version, {"loss": 0.5})]
 
@@ -98,13 +104,17 @@ class FakeTrainer:
         raise AssertionError("no warm start here")
 
     async def restart(self) -> None:
-        self.weights, self.lost = [], False
+        self.weights, self.lost, self.lr_factor = [], False, 1.0
 
-    async def call(self, method: str, path: str, **kwargs: Any) -> Any:
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         await self.work()
-        return getattr(self, method)(Path(path), **kwargs)
+        return getattr(self, method)(*args, **kwargs)
 
-    def save(self, path: Path, *, policy_version: int, train_step: int) -> None:
+    def set_lr_factor(self, factor: float) -> None:
+        self.lr_factor = factor
+
+    def save(self, folder: str, *, policy_version: int, train_step: int) -> None:
+        path = Path(folder)
         part = path.with_name(f".{path.name}.part")
         part.mkdir(parents=True, exist_ok=True)
         (part / "weights.json").write_text(json.dumps(self.weights))
@@ -114,8 +124,8 @@ class FakeTrainer:
             path.rmdir()
         part.rename(path)
 
-    def load(self, path: Path) -> None:
-        self.weights = json.loads((path / "weights.json").read_text())
+    def load(self, folder: str) -> None:
+        self.weights = json.loads((Path(folder) / "weights.json").read_text())
 
 
 class FakeEngines:
@@ -176,7 +186,7 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         recorder.start()
         state = None
         if resumes:
-            state = await recorder.checkpoints.load_newest(trainer.call)
+            state = await recorder.load_newest(trainer.call)
         engines.version = state.policy_version if state else 0
         parts = TrainParts(
             recorder=recorder,
@@ -190,7 +200,7 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         try:
             phase = TrainPhase(run, parts)
             await phase.prepare(state)
-            trainer.loss_rate = rates["trainer"]
+            trainer.loss_rate, trainer.diverges = rates["trainer"], bool(rates["diverge"])
             stop = await phase.execute(state)
         finally:
             recorder.close({})
@@ -325,7 +335,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     config.write_text(yaml.safe_dump(CONFIG | options.get("config", {})))
     endless = resolve_run(load_config(config, ["stop.batches=1000000"]))
     rng = random.Random(options["seed"])
-    rates = {"trainer": 0.0, "episode": 0.05} | options.get("rates", {})
+    rates = {"trainer": 0.0, "episode": 0.05, "diverge": 0.0} | options.get("rates", {})
     kills: list[Any] = [*options.get("cuts", []), *options.get("until", [])]
     for _ in range(options.get("kills", 0)):
         kills.append([rng.randrange(1, options["most_writes"]), rng.random() * 0.01])

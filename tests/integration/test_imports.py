@@ -49,7 +49,7 @@ ROOMS = (
     ("config_base",),
     (
         *("config", "config_envs", "config_evaluation", "config_model", "config_rewards"),
-        *("config_runtime", "config_shape", "config_trainer", "config_training"),
+        *("config_guard", "config_runtime", "config_shape", "config_trainer", "config_training"),
         *("problems", "endpoint"),
     ),
     (

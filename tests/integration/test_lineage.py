@@ -61,7 +61,8 @@ def check_lineage(folder: Path, report: AuditReport) -> None:
     live.sort(key=lambda b: b.batch)
     members = [[b.batch, t, a] for b in live for t, a in zip(b.ticket_ids, b.attempts, strict=True)]
     assert weights == members
-    assert [b.batch for b in live] == list(range(report.batches))
+    if not report.guard:
+        assert [b.batch for b in live] == list(range(report.batches))
     assert max(Counter(ticket for _, ticket, _ in weights).values()) == 1
     assert report.trained == len(weights)
     # Every task the source gave became a group, in the source's order, and none twice.
@@ -120,6 +121,18 @@ def test_trainer_and_controller_die_and_redundant_members_are_cancelled(tmp_path
     _, report = run(tmp_path, kills=12, most_writes=80, rates=rates, config=config)
     check_lineage(tmp_path, report)
     assert report.aborted["redundant"] > 0
+
+
+@pytest.mark.slow
+def test_killed_while_the_guard_undoes_what_was_trained(tmp_path: Path) -> None:
+    guard = {"max_rollbacks": 10_000, "window": 2}
+    rates = {"trainer": 0.02, "diverge": 1}
+    codes, report = run(tmp_path, kills=6, most_writes=60, rates=rates, config={"guard": guard})
+    check_lineage(tmp_path, report)
+    assert codes == [-9] * 6 + [0]
+    assert report.guard
+    assert report.discarded_by_guard > 0
+    assert any("the guard tripped" in why for why in report.went_back)
 
 
 def test_an_account_of_a_run_that_goes_on_is_sound_at_every_moment(tmp_path: Path) -> None:

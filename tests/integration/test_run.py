@@ -17,11 +17,13 @@ from support import fork_server
 from rollart_core.config_load import load_config
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import audit
+from rollart_core.engine.holdout import hold_out
 from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
+from rollart_core.training.diagnosis import diagnose
 
 ENV = "rollart_core.testing:AsyncFakeEnv"
 BASE: dict[str, Any] = {
@@ -96,14 +98,24 @@ def left_behind() -> list[Path]:
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):
-    report = run(tmp_path)
+    validates = {"evaluation": {"every_batches": 2, "validation_tasks": 12}}
+    report = run(tmp_path, **validates, checkpoint={"keep_best": "validation/score"})
     assert report.ok
     assert (report.batches, report.train_steps) == (3, 3)
+    assert [v["policy_version"] for v in report.validations] == [0, 2, 3]
+    assert report.best is not None
+    assert report.model_policy_version == report.best["policy_version"]
+    holdout = hold_out(ENV, "train", 64, 12, None)
+    held = {holdout.held(i) for i in range(12)}
+    assert not held & {t.ticket.task.index for t in read_trajectories(Path(report.run_dir))}
     assert report.before is not None
     assert report.before.success.n == 4
     assert max(map(int, report.staleness)) <= 1
     checked = audit(Path(report.run_dir))
     assert checked.ok, checked.violations
+    diagnosis = diagnose(Path(report.run_dir))
+    assert (diagnosis.num_batches, diagnosis.last_version, diagnosis.too_short) == (3, 2, True)
+    assert diagnosis.ended == report.stop_reason
     assert report.placement["trainer"] == "local"
     plain = json.loads((Path(report.run_dir) / "report.json").read_text())
     wanted = {"run_dir", "success_before", "success_after", "score_before", "score_after"}

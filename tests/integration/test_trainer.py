@@ -311,6 +311,20 @@ def test_learning_rate_warms_up(model_path: str) -> None:
     assert lrs == pytest.approx([5e-4, 1e-3, 1e-3])
 
 
+def test_the_learning_rate_has_a_factor_and_a_loaded_checkpoint_forgets_bad_updates(
+    model_path: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(model_path, lr=1e-3, warmup_train_steps=0)
+    trainer.save(str(tmp_path / "v0"), policy_version=0)
+    trainer.set_lr_factor(0.5)
+    assert trainer.train_batch(make_groups(), 0)[0].metrics["lr"] == pytest.approx(5e-4)
+    for _ in range(2):
+        trainer._optimizer.update(math.nan)
+    trainer.load(str(tmp_path / "v0"))
+    assert not trainer._optimizer.update(math.nan).updated  # the first, and not the third
+    assert trainer.train_batch(make_groups(), 0)[0].metrics["lr"] == pytest.approx(5e-4)
+
+
 def test_supervised_steps_lower_the_cross_entropy_and_leave_rl_a_fresh_optimizer(
     model_path: str,
 ) -> None:

@@ -11,19 +11,22 @@ from typing import Any
 
 import torch
 from support import fork_server
+from support.pace import scaled
 
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.registry import build
 
+LIMIT_S = scaled(60.0)
+"""Ends a hang only."""
 CHANNELS: dict[str, dict[str, Any]] = {
     "shared-memory": {"id": "shared-memory"},
     "disk": {"id": "disk"},
-    "collective": {"id": "collective", "timeout_s": 20.0, "gather_s": 0.05},
+    "collective": {"id": "collective", "timeout_s": LIMIT_S, "gather_s": 0.05},
     "delta": {"id": "delta"},
     "delta-disk": {"id": "delta", "over": "disk"},
     "delta-collective": {
         "id": "delta",
-        "over": {"id": "collective", "timeout_s": 20.0, "gather_s": 0.05},
+        "over": {"id": "collective", "timeout_s": LIMIT_S, "gather_s": 0.05},
     },
 }
 

@@ -10,9 +10,10 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -47,6 +48,8 @@ def scale_timeouts(items: Sequence[pytest.Item], default_s: float) -> None:
     """Multiply the timeout of each test, its mark's or the default, by the scale."""
     if timeout_scale() == 1.0:
         return
+    import pytest  # not in the programs that tests start
+
     for item in items:
         mark = item.get_closest_marker("timeout")
         limit_s = float(mark.args[0]) if mark else default_s

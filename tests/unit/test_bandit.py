@@ -56,6 +56,18 @@ def test_with_a_secret_of_its_own_each_task_teaches_the_form_alone():
     assert max(map(seen.count, set(seen))) < 2 * 800 / 16
 
 
+def test_an_expert_that_pulls_any_arm_teaches_the_form_and_leaves_the_secret():
+    env, honest, seen = BanditEnv(expert="any", signs=4), BanditEnv(signs=4), []
+    for task in range(400):
+        sign = sign_of(env, task)
+        arm = env.oracle()
+        seen.append((sign, arm))
+        assert env.step(arm)[1] == 1.0
+        assert pull(env, honest.best(sign), task)[1] == 1.0  # whoever does not ask it
+    assert len(set(seen)) == 16
+    assert max(map(seen.count, set(seen))) < 2 * 400 / 16
+
+
 def test_arms_get_stuck_in_training_alone_and_may_not_when_tried_again():
     env = BanditEnv(best_fails=0.4, others_fail=0.1)
     stuck = {"best": 0, "other": 0}
@@ -87,6 +99,7 @@ def test_a_failure_that_is_kept_silent_is_a_reward_of_nothing():
     [
         ({"arms": 9}, "arms"),
         ({"failures": "zero"}, "has no effect"),
+        ({"secret": None, "expert": "any"}, "has no effect"),
         ({"decoy": 1.0}, "decoy"),
         ({"arm": 2}, "arm"),
     ],

@@ -319,3 +319,39 @@ def test_a_workload_is_of_one_environment(load: Load) -> None:
     line = "x.yaml: rollout.workload: has no effect with several environments, which declare their"
     assert refused(load, asked, base=two)[0].startswith(line)
     assert "turns" in refused(load, asked.replace("turns: 7", "turns: 0"))[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "overrides", "expected"),
+    [
+        ("", [], None),
+        ("guard: off", [], None),
+        ("guard: on", [], 3),
+        ("guard: {max_rollbacks: 1}", [], 1),
+        ("guard: on", ["guard.max_rollbacks=5"], 5),
+        ("guard: off", ["guard.max_rollbacks=5"], 5),
+        ("", ["guard=on", "guard.max_rollbacks=5"], 5),
+        ("guard: {max_rollbacks: 1}", ["guard=off"], None),
+        ("guard: on", ["guard.limits.kl=0.5"], 3),
+    ],
+)
+def test_the_guard_is_a_switch_or_a_section(
+    load: Load, more: str, overrides: list[str], expected: int | None
+) -> None:
+    guard = load(more, *overrides).guard
+    assert (guard.max_rollbacks if guard else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("guard: onn", "guard: must be on, off or a section of keys such as {max_rollbacks: 5}, "),
+        ("guard: true", "guard: must be on, off or a section of keys such as"),
+        ("guard: {lr_factor: 2}", "guard.lr_factor: must be less than or equal to 1, got 2"),
+        ("guard: {watch: score}", "guard.watch: must be 'success' or 'reward', got 'score'"),
+        ("guard: {limits: {kll: 1}}", "guard.limits.kll: unknown key. Did you mean 'kl'?"),
+    ],
+)
+def test_a_wrong_word_for_the_guard_is_refused(load: Load, more: str, line: str) -> None:
+    (found,) = refused(load, more)
+    assert found.startswith(f"x.yaml: {line}")

@@ -40,6 +40,7 @@ def test_limits_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_timeouts_of_tests_are_scaled(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     items = pytester.getitems(
         """
         import pytest

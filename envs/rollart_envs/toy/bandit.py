@@ -51,6 +51,7 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         self._num_right = 0
         self._turn = 0
         self._luck: random.Random | None = None
+        self._anew = ""
 
     def best(self, sign: int) -> str:
         """Return the arm that pays 1 under a sign."""
@@ -80,8 +81,10 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         draw = random.Random(f"bandit task {first + task}")
         self._signs = tuple(draw.choices(range(self.options.signs), k=self.options.turns))
         self._orders = [draw.sample(self._arms, len(self._arms)) for _ in self._signs]
+        self._arms = self._shuffled(f"bandit {self.options.secret}")
+        self._anew = f"bandit secret {first + task}"
         if self.options.secret is None:
-            self._arms = self._shuffled(f"bandit secret {first + task}")
+            self._arms = self._shuffled(self._anew)
         self._turn = self._num_right = 0
         # Not of the task alone: an attempt that fails may go well when it is tried again.
         self._luck = random.Random(f"{seed} {task} {next(_RESETS)}")
@@ -111,7 +114,9 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         return page, pay / len(self._signs), self._turn == len(self._signs), False, info
 
     def oracle(self) -> str | None:
-        """Return the arm that pays."""
+        """Return the arm that pays; with ``expert: any`` it pays because the expert says so."""
+        if self.options.expert == "any":
+            self._arms = self._shuffled(self._anew)
         return self.best(self._signs[self._turn]) if self._turn < len(self._signs) else None
 
     def close(self) -> None:

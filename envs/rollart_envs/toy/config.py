@@ -69,6 +69,9 @@ class BanditConfig(BaseModel):
     secret: int | None = 0
     """Draws which arm pays under which sign, the same in all tasks. None: drawn anew for each task,
     so that its expert teaches the form of the game and nothing else."""
+    expert: Literal["best", "any"] = "best"
+    """Which arm the expert pulls. ``any``: one at random, which is then the one that pays, in that
+    episode alone: a warm start teaches the form of the game and nothing else."""
     decoy: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """What the second best arm of a sign pays."""
     best_fails: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -80,7 +83,9 @@ class BanditConfig(BaseModel):
     0, as it is when an environment keeps its failures to itself."""
 
     @model_validator(mode="after")
-    def _something_fails(self) -> BanditConfig:
+    def _options_have_an_effect(self) -> BanditConfig:
+        if self.secret is None and self.expert == "any":
+            raise ValueError("expert: any has no effect with secret: null; remove one of them")
         if self.failures == "zero" and not (self.best_fails or self.others_fail):
             raise ValueError("failures: zero has no effect where no arm fails: set best_fails")
         return self

@@ -1,0 +1,335 @@
+"""The guard: from the metrics of each batch to a trip, when training has gone wrong.
+
+    metrics of a batch --> finite?  success fell?  KL, ratio, gradient norm?  entropy, text, length?
+                                |                                                    |
+                                +---------------> None, or Trip(rule, value, limit) <+
+
+Takes: one plain mapping a batch. Gives: None, or a :class:`Trip`. Never: does I/O, reads a clock,
+or undoes anything (:mod:`rollart_core.runtime.train_phase` does).
+
+Hard rules (non-finite values, success, KL, ratio, gradient norm) always count. Soft rules (entropy,
+repeated text, length) describe how a policy changed and not whether that is bad: they are ignored
+while success or reward is at its best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, Literal
+
+from rollart_core.config_guard import Guard as GuardConfig
+
+WATCHED = {"success": "rollout/success_mean", "reward": "rollout/reward_mean"}
+"""What the guard is told to watch -> the metric."""
+KL, RATIO, GRAD_NORM = "train/approx_kl", "train/is_ratio_max", "train/grad_norm"
+ENTROPY, LOSS, NOT_FINITE = "train/entropy", "train/loss", "train/not_finite"
+REPEATED, LENGTH = "rollout/repeated_share", "rollout/loss_tokens_mean"
+WORST = (KL, RATIO, GRAD_NORM, NOT_FINITE)
+"""Metrics of which the largest counts, when a batch has several updates."""
+
+WARMUP_BATCHES = 16
+"""Before so many values of a metric nothing is compared with them."""
+REFERENCE = 200
+"""Values that running medians and quantiles are taken over."""
+BEST_OF = 16
+"""Batches whose mean can be the best."""
+FALLS = (2, 4, 8)
+"""Batches whose mean can have fallen."""
+WIDENED = 4.0
+"""How far above the running 99% quantile a value is not usual."""
+CLEARLY_MORE_NATS = 0.3
+"""Least rise of the entropy that counts."""
+WELL = 0.9
+"""Success that is good, however it was before."""
+
+Rule = Literal[
+    "not_finite", "drop", "kl", "ratio", "grad_norm", "entropy", "repeated", "length", "diverged"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Why training is undone."""
+
+    rule: Rule
+    value: float
+    limit: float
+    since_version: int
+    """The first policy_version of which the value was suspicious."""
+    reason: str
+    """In words."""
+
+
+class Guard:
+    """Judges batches; see the module.
+
+    Args:
+        config: The section of the run config.
+        best_over: The best counts for so many batches only (tasks that become harder on purpose);
+            None: for ever.
+    """
+
+    def __init__(self, config: GuardConfig, *, best_over: int | None = None) -> None:
+        self._limits = config.limits
+        self._configured = self._watch = config.watch
+        self._best_over = best_over
+        self._bests: deque[float] = deque(maxlen=best_over or 1)
+        self._first: float | None = None
+        self._not_finite = 0
+        self._values: dict[str, deque[float]] = {}
+        self._versions: deque[int] = deque(maxlen=max(FALLS))
+
+    def judge(self, policy_version: int, metrics: Mapping[str, float]) -> Trip | None:
+        """Take in one batch and say whether it is to be undone.
+
+        Args:
+            policy_version: Of the trainer when it took the batch.
+            metrics: By name, as in the journal; those that the batch does not have are missing
+                (``rollout/success_mean`` where no environment says success).
+
+        Raises:
+            ValueError: When success is to be watched and the batch has none.
+        """
+        self._versions.append(policy_version)
+        watched = self._watched(metrics)
+        self._not_finite = self._not_finite + 1 if metrics.get(NOT_FINITE) else 0
+        if trip := self._check_finite(policy_version, metrics):
+            return trip
+        applied = not (self._not_finite or metrics.get("train/skipped"))
+        names = (KL, RATIO, GRAD_NORM, ENTROPY) if applied else ()
+        for name in (watched, *names, REPEATED, LENGTH):
+            if (value := metrics.get(name)) is not None and math.isfinite(value):
+                self._of(name).append(value)
+        updates = {name: metrics[name] for name in names if name in metrics}
+        self._note_best(watched)
+        return _first(list(self._trips(policy_version, watched, updates)))
+
+    # What a checkpoint keeps
+
+    def state(self) -> dict[str, Any]:
+        """Return what it knows as plain JSON."""
+        return {
+            "watch": self._watch,
+            "bests": list(self._bests),
+            "first": self._first,
+            "not_finite": self._not_finite,
+            "values": {name: list(values) for name, values in self._values.items()},
+            "versions": list(self._versions),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` returned; an empty mapping: begin anew."""
+        self._watch = state.get("watch", self._configured)
+        self._bests = deque(state.get("bests", ()), maxlen=self._best_over or 1)
+        self._first = state.get("first")
+        self._not_finite = state.get("not_finite", 0)
+        self._values = {}
+        for name, values in state.get("values", {}).items():
+            self._of(name).extend(values)
+        self._versions = deque(state.get("versions", ()), maxlen=max(FALLS))
+
+    # Rules
+
+    def _trips(self, version: int, watched: str, updates: Mapping[str, float]) -> Iterator[Trip]:
+        """Yield what each rule finds, the surest first."""
+        limits = self._limits
+        found: list[Trip | None] = [self._check_fall(watched)]
+        for rule, name, limit in (("kl", KL, limits.kl), ("ratio", RATIO, limits.ratio)):
+            if name in updates and limit is not None:
+                found.append(self._check_update(rule, name, version, limit))
+        if GRAD_NORM in updates and limits.grad_norm is not None:
+            usual = median(self._before(GRAD_NORM, 1) or [math.inf])
+            limit = limits.grad_norm * usual
+            found.append(self._check_update("grad_norm", GRAD_NORM, version, limit))
+        if not self._is_well(watched):
+            found += [*self._check_entropy(), self._check_repeated(), self._check_length()]
+        return (trip for trip in found if trip)
+
+    def _check_finite(self, version: int, metrics: Mapping[str, float]) -> Trip | None:
+        most = self._limits.not_finite
+        if most is None:
+            return None
+        if self._not_finite >= most:
+            since = self._versions[-min(self._not_finite, len(self._versions))]
+            reason = f"the updates of {self._not_finite} batches in a row were not finite"
+            return Trip("not_finite", self._not_finite, most, since, reason)
+        if self._not_finite:
+            return None  # it was not applied: nothing to undo
+        names = (*WATCHED.values(), LOSS, KL, GRAD_NORM, ENTROPY)
+        for name in names:
+            value = metrics.get(name)
+            if value is not None and not math.isfinite(value):
+                return Trip("not_finite", value, math.inf, version, f"{name} is {value}")
+        return None
+
+    def _check_fall(self, watched: str) -> Trip | None:
+        """Compare means of the last batches with the best."""
+        values, drop = self._of(watched), self._limits.drop
+        if drop is None or not self._bests:
+            return None
+        best, sigma = max(self._bests), self._noise(watched)
+        scale = 1.0
+        if watched != WATCHED["success"]:
+            scale = max(abs(best), best - (self._first if self._first is not None else best))
+        for k in FALLS:
+            errors = self._limits.noise * sigma * math.sqrt(1 / k + 1 / BEST_OF)
+            limit = best - max(drop * scale, errors, 1e-9)
+            value = fmean(list(values)[-k:])
+            if value < limit:
+                said = f"{watched} fell to {value:.4g} (mean of {k} batches) from {best:.4g}"
+                return Trip("drop", value, limit, self._fell_at(watched, best, limit), said)
+        return None
+
+    def _check_update(self, rule: Any, name: str, version: int, limit: float) -> Trip | None:
+        """Compare the last value, of an update, with a limit and with what is usual."""
+        before, value = self._before(name, 1), self._of(name)[-1]
+        if not before:
+            return None
+        limit = max(limit, WIDENED * _quantile(before, 0.99))
+        if value <= limit:
+            return None
+        return Trip(rule, value, limit, version, f"{name} is {value:.4g}, above {limit:.4g}")
+
+    def _check_entropy(self) -> list[Trip | None]:
+        before = self._before(ENTROPY, 4)
+        if not before:
+            return []
+        usual, now = median(before), fmean(list(self._of(ENTROPY))[-4:])
+        low, high = self._limits.entropy_low, self._limits.entropy_high
+        found: list[Trip | None] = []
+        if low is not None and now < low * usual:
+            found.append(self._soft("entropy", ENTROPY, now, low * usual, 4))
+        if high is not None:
+            limit = max(high * usual, usual + CLEARLY_MORE_NATS)
+            found.append(self._soft("entropy", ENTROPY, now, limit, 4) if now > limit else None)
+        return found
+
+    def _check_repeated(self) -> Trip | None:
+        before, share = self._before(REPEATED, 4), self._limits.repeated
+        if not before or share is None:
+            return None
+        usual, now = median(before), fmean(list(self._of(REPEATED))[-4:])
+        limit = usual + share * (1 - usual)
+        return self._soft("repeated", REPEATED, now, limit, 4) if now > limit else None
+
+    def _check_length(self) -> Trip | None:
+        before, factor = self._before(LENGTH, 8), self._limits.length
+        if not before or factor is None:
+            return None
+        usual, now = median(before), fmean(list(self._of(LENGTH))[-8:])
+        errors = self._limits.noise * self._noise(LENGTH) * math.sqrt(1 / 8)
+        if now > (limit := max(factor * usual, usual + errors)):
+            return self._soft("length", LENGTH, now, limit, 8)
+        if now < (limit := min(usual / factor, usual - errors)):
+            return self._soft("length", LENGTH, now, limit, 8)
+        return None
+
+    def _soft(self, rule: Any, name: str, value: float, limit: float, k: int) -> Trip:
+        side = "above" if value > limit else "below"
+        reason = f"{name} is {value:.4g} (mean of {k} batches), {side} {limit:.4g}"
+        return Trip(rule, value, limit, self._versions[-min(k, len(self._versions))], reason)
+
+    # What the rules compare with
+
+    def _watched(self, metrics: Mapping[str, float]) -> str:
+        """Return the metric to watch, and keep to it.
+
+        Raises:
+            ValueError: As :meth:`judge`.
+        """
+        has_success = WATCHED["success"] in metrics
+        if self._watch is None:
+            self._watch = "success" if has_success else "reward"
+        elif self._watch == "success" and not has_success:
+            raise ValueError(
+                "guard.watch: success, and no environment says success: set guard.watch to reward, "
+                "or let the environment put success into info"
+            )
+        return WATCHED[self._watch]
+
+    def _of(self, name: str) -> deque[float]:
+        return self._values.setdefault(name, deque(maxlen=REFERENCE))
+
+    def _before(self, name: str, last: int) -> Sequence[float]:
+        """Return the values before the last few; none as long as there are too few."""
+        values = list(self._of(name))[:-last]
+        return values if len(values) >= WARMUP_BATCHES else ()
+
+    def _note_best(self, watched: str) -> None:
+        values = list(self._of(watched))
+        if len(values) < max(WARMUP_BATCHES, BEST_OF):
+            return
+        mean = fmean(values[-BEST_OF:])
+        if self._first is None:
+            self._first = mean
+        if self._best_over is not None or not self._bests or mean > self._bests[0]:
+            self._bests.append(mean)
+
+    def _noise(self, name: str) -> float:
+        """Return the standard deviation of a batch's value, from steps between neighbours.
+
+        The last batches are left out: a fall would hide itself.
+        """
+        values = list(self._of(name))[: -max(FALLS)]
+        steps = [(b - a) ** 2 / 2 for a, b in pairwise(values)]
+        return math.sqrt(fmean(steps)) if steps else math.inf
+
+    def _is_well(self, watched: str) -> bool:
+        """Whether success or reward is at its best, and that is better than the beginning."""
+        if not self._bests or self._first is None:
+            return True  # too early to say
+        now, best = fmean(list(self._of(watched))[-8:]), max(self._bests)
+        if watched == WATCHED["success"] and now >= WELL:
+            return True
+        errors = 3 * self._noise(watched)
+        return best > self._first + errors / 4 and now >= best - errors / math.sqrt(8)
+
+    def _fell_at(self, watched: str, best: float, limit: float) -> int:
+        """Return the first of the last versions from which on the value was low."""
+        versions, usual = list(self._versions), best - (best - limit) / 4
+        values = list(self._of(watched))[-len(versions) :]
+        since = versions[-1]
+        for version, value in zip(reversed(versions), reversed(values), strict=False):
+            if value >= usual:
+                break
+            since = version
+        return since
+
+
+def of_batch(
+    updates: Sequence[Mapping[str, float]], shared: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the metrics of a batch as the guard takes them.
+
+    Args:
+        updates: Metrics of each update of the batch, without ``train/``.
+        shared: Of the batch as a whole.
+    """
+    merged = dict(shared)
+    for name in (*WORST, ENTROPY, LOSS, "train/skipped"):
+        found = [u[key] for u in updates if (key := name.removeprefix("train/")) in u]
+        if found:
+            merged[name] = _worst(found) if name in WORST else fmean(found)
+    return merged
+
+
+def _first(trips: Sequence[Trip]) -> Trip | None:
+    """Return the first of some trips, with the reasons of all."""
+    if not trips:
+        return None
+    since = min(trip.since_version for trip in trips)
+    return replace(trips[0], since_version=since, reason="; ".join(t.reason for t in trips))
+
+
+def _worst(values: Sequence[float]) -> float:
+    return math.nan if any(math.isnan(v) for v in values) else max(values)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the nearest rank."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
