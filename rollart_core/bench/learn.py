@@ -85,25 +85,27 @@ class Curve:
     """Mean over each batch of training tasks."""
 
 
-class _Tells:
-    """Writes phases and messages of a run to stderr."""
+class Messages:
+    """Writes phases and messages of a run to stderr, after a name."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def phase(self, name: str, detail: str = "") -> None:
+        """Write which phase begins."""
         self.message(f"{name} {detail}".strip())
 
     def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
         """Nothing: a curve follows."""
 
     def message(self, text: str) -> None:
-        tell(f"seed {self._seed}: {text}")
+        """Write a message."""
+        tell(f"{self._name}: {text}")
 
 
 def _learn(path: Path, overrides: Sequence[str], seed: int) -> Curve:
     run = resolve_run(load_config(path, overrides), source=str(path))
-    report = launch(run, observer=_Tells(seed)).as_dict()
+    report = launch(run, observer=Messages(f"seed {seed}")).as_dict()
     run_dir = Path(str(report["run_dir"]))
     kept = ("run_dir", "ok", "stop_reason", "batches", "wall_s", "train_wall_s")
     success = {k: _success(report[k]) for k in KINDS}

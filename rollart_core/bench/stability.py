@@ -9,7 +9,8 @@ held-out tasks, several sampled episodes each.
     rate x 3    the same with three times its learning rate
 
 The short form injects faults into runs on a bandit instead: gradients that are no numbers, inverted
-rewards, a tenfold learning rate. The guard is to undo each, and the run to end above its start.
+rewards, a tenfold learning rate. The guard is to undo what does harm (success falls by half), and
+the run to end above its start.
 
 Takes: ``seeds`` (3), ``updates`` (2,400), ``arms``, ``tasks`` (300), ``samples`` (4), ``config``,
 ``runs_dir``, ``picture`` (runs/bench-stability.png), ``short``; every other option overrides a key
@@ -21,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollart_core.bench import bandit
-from rollart_core.bench.learn import SMOOTHED_OVER, example, flat, overrides_of
+from rollart_core.bench.learn import SMOOTHED_OVER, Messages, example, flat, overrides_of
 from rollart_core.bench.options import Options
 from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.skip import require
@@ -51,7 +52,9 @@ LEAST_GAIN = -0.05
 """Lower bound of the last weights' success less that of the best."""
 LEAST_SUCCESS = 0.92
 """Sampled success of the last weights on held-out tasks."""
-SHORT_BATCHES = 100
+SHORT_BATCHES = 70
+FIRST_FAULT = 18
+"""No fault begins before this batch."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -156,25 +159,9 @@ def row_of(outcome: Outcome) -> dict[str, object]:
     )
 
 
-class _Messages:
-    """Writes phases and messages of a run to stderr."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def phase(self, name: str, detail: str = "") -> None:
-        self.message(f"{name} {detail}".strip())
-
-    def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
-        """Nothing: a curve follows."""
-
-    def message(self, text: str) -> None:
-        tell(f"{self._name}: {text}")
-
-
 def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
     """Train and evaluate the best weights; resume the run, which has ended, for the last ones."""
-    says = _Messages(f"{arm}, seed {seed}")
+    says = Messages(f"{arm}, seed {seed}")
     best = launch(resolve_run(load_config(path, keys), source=str(path)), observer=says)
     run_dir = Path(best.run_dir)
     last: RunReport | None = None
@@ -189,12 +176,16 @@ def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
         ok=best.ok and last is not None and last.ok,
         stop_reason=best.stop_reason,
         train_steps=best.train_steps,
-        rollbacks=int(best.guard["rollbacks"]) if best.guard else 0,
-        best_version=int(best.best["policy_version"]) if best.best else -1,
+        rollbacks=_count(best.guard, "rollbacks", 0),
+        best_version=_count(best.best, "policy_version", -1),
         best=best.after,
         last=last.after if last else None,
         curve=bandit.success_of(run_dir),
     )
+
+
+def _count(found: Mapping[str, Any] | None, key: str, otherwise: int) -> int:
+    return int(found[key]) if found else otherwise
 
 
 def _draw(outcomes: Sequence[Outcome], path: Path, budget: int) -> None:
@@ -249,18 +240,19 @@ def faulty_run(folder: Path, fault: type, seed: int = 0) -> dict[str, Any]:
 def fault_row(case: str, learned: bandit.Learned) -> dict[str, object]:
     """Return the row of a run with a fault."""
     report = learned.report
-    trips = report.guard["trips"] if report.guard else []
+    trips: list[Any] = list(cast(Any, report.guard)["trips"]) if report.guard else []
     checked = audit(Path(report.run_dir))
     rules = ", ".join(f"{t['rule']} at {t['policy_version']}" for t in trips) or "no trip"
     case = f"{case}, {rules}, {checked.discarded_by_guard} trajectories discarded"
     ok = report.ok and checked.ok
+    fell = min(learned.success[FIRST_FAULT:]) < learned.success[FIRST_FAULT] / 2
     return row(
         f"{case}: sampled success",
         learned.after,
         learned.before,
         "before RL",
         "of held-out tasks",
-        mark="undone, audit clean, above its start",
-        meets_mark=ok and bool(trips) and learned.after > learned.before,
+        mark="undone if it does harm, audit clean, above its start",
+        meets_mark=ok and (bool(trips) or not fell) and learned.after > learned.before,
         required=True,
     )

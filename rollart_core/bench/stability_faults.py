@@ -1,4 +1,4 @@
-"""Faults that `rollart bench stability` injects into GRPO: each begins at batch :data:`FIRST`.
+"""Faults that `rollart bench stability` injects into GRPO, from batch :data:`FIRST` on.
 
 Takes: what GRPO takes. Gives: what GRPO gives, but for the batches of the fault, which are counted
 from the start of the trainer. Never: of use outside benchmarks and tests.
@@ -17,8 +17,10 @@ from rollart_core.types import FloatArray, Group
 if TYPE_CHECKING:
     import torch
 
-FIRST = 40
+FIRST = 30
 """The first batch with the fault, from 0."""
+SOON = 18
+"""The same in :class:`TenfoldRate`: later on gradients are too small for it to show."""
 TIMES = 10.0
 """Factor of the learning rate in :class:`TenfoldRate`."""
 
@@ -26,7 +28,7 @@ TIMES = 10.0
 class Faulty(Algorithm):
     """GRPO that counts batches."""
 
-    faulty: ClassVar[range] = range(FIRST, FIRST + 1)
+    faulty: ClassVar[range] = range(FIRST, FIRST + 2)
     min_group_size: ClassVar[int] = 2
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class Faulty(Algorithm):
 
 
 class NotFinite(Faulty):
-    """One batch has gradients that are no numbers."""
+    """Two batches have gradients that are no numbers."""
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
@@ -69,7 +71,7 @@ class NotFinite(Faulty):
 class InvertedRewards(Faulty):
     """What earned more than its group is punished, for some batches."""
 
-    faulty = range(FIRST, FIRST + 4)
+    faulty = range(FIRST, FIRST + 10)
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         """Return GRPO's advantages, or their opposites."""
@@ -80,7 +82,7 @@ class InvertedRewards(Faulty):
 class TenfoldRate(Faulty):
     """The learning rate is :data:`TIMES` what it should be, for five updates."""
 
-    faulty = range(FIRST, FIRST + 5)
+    faulty = range(SOON, SOON + 5)
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
@@ -105,11 +107,11 @@ def _multiply_rate(factor: float) -> None:
             optimizer.lr_factor = configured
 
     GuardedAdamW.without_fault = original  # type: ignore[attr-defined]
-    GuardedAdamW.update = update  # type: ignore[method-assign]
+    GuardedAdamW.update = update  # type: ignore[assignment, method-assign]
 
 
 FAULTS: dict[str, type[Faulty]] = {
-    "a batch without finite gradients": NotFinite,
-    "4 batches with inverted rewards": InvertedRewards,
+    "2 batches without finite gradients": NotFinite,
+    "10 batches with inverted rewards": InvertedRewards,
     "5 updates at 10 times the learning rate": TenfoldRate,
 }
