@@ -7,7 +7,7 @@ from the start of the trainer. Never: of use outside benchmarks and tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollart_core import registry
@@ -28,7 +28,7 @@ TIMES = 10.0
 class Faulty(Algorithm):
     """GRPO that counts batches."""
 
-    faulty: ClassVar[range] = range(FIRST, FIRST + 2)
+    faulty: ClassVar[Container[int]] = range(FIRST, FIRST + 2)
     min_group_size: ClassVar[int] = 2
 
     def __init__(self) -> None:
