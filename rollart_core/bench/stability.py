@@ -12,9 +12,7 @@ The short form injects faults into runs on a bandit instead: gradients that are 
 rewards, a tenfold learning rate. The guard is to undo what does harm (success falls by half), and
 the run to end above its start.
 
-Takes: ``seeds`` (3), ``updates`` (2,400), ``arms``, ``tasks`` (300), ``samples`` (4), ``config``,
-``runs_dir``, ``picture`` (runs/bench-stability.png), ``short``; every other option overrides a key
-of the config. Gives: a row for each arm and seed. Never: hides a run that stopped itself.
+Takes: options, see :func:`run`. Gives: a row for each arm and seed. Never: hides a run that stopped itself.
 """
 
 from __future__ import annotations
@@ -38,7 +36,15 @@ from rollart_core.runtime.report import RunReport
 from rollart_core.view.pictures import new_figure, save, smoothed
 
 TAKES: Final = (
-    *("short", "seeds", "updates", "arms", "tasks", "samples", "config", "runs_dir", "picture"),
+    "short",
+    "seeds",
+    "updates",
+    "arms",
+    "tasks",
+    "samples",
+    "config",
+    "runs_dir",
+    "picture",
 )
 CONFIG: Final = True
 """Every other option is a key of the run config, and is checked as one."""
@@ -61,7 +67,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: See the module.
+        options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget of
+            each run; ``arms``: which; ``tasks`` (300) and ``samples`` (4) of each: held-out
+            episodes; ``config``: a run config; ``runs_dir``: where runs go; ``picture``: where the
+            curves go; ``short``: faults on the bandit; all others: keys of the config.
 
     Returns:
         The object of ``rollart bench --json``; the full form also with ``picture`` and ``runs``.

@@ -43,7 +43,7 @@ def test_smoothing_takes_neighbours_and_fewer_at_the_ends():
 
 def test_options_become_overrides():
     nested = {"trainer": {"lr": 0.1, "compile": "off"}, "seed": 3, "env": {}}
-    flat = list(learn._flat(nested))
+    flat = list(learn.flat(nested))
     assert flat == [("trainer.lr", 0.1), ("trainer.compile", "off"), ("seed", 3), ("env", {})]
 
 
