@@ -12,7 +12,8 @@ The short form injects faults into runs on a bandit instead: gradients that are 
 rewards, a tenfold learning rate. The guard is to undo what does harm (success falls by half), and
 the run to end above its start.
 
-Takes: options, see :func:`run`. Gives: a row for each arm and seed. Never: hides a run that stopped itself.
+Takes: options, see :func:`run`. Gives: a row for each arm and seed. Never: hides a run that
+stopped itself.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget of
-            each run; ``arms``: which; ``tasks`` (300) and ``samples`` (4) of each: held-out
+        options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget
+            of each run; ``arms``: which; ``tasks`` (300) and ``samples`` (4) of each: held-out
             episodes; ``config``: a run config; ``runs_dir``: where runs go; ``picture``: where the
             curves go; ``short``: faults on the bandit; all others: keys of the config.
 
