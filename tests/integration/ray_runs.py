@@ -99,7 +99,9 @@ def small_run(runs_dir: Path, **changes: Any) -> ResolvedRun:
         "evaluation": {"tasks": 8, "greedy": False},
         "trackers": [],
         "stop": {"batches": 5},
-        "deadlines": {"generate_s": scaled(300), "episode_s": scaled(600)},
+        "deadlines": {
+            **{"generate_s": scaled(300), "episode_s": scaled(600), "ticket_s": scaled(900)},
+        },
         "failures": {"hang_s": scaled(300)},
         **changes,
     }

@@ -637,7 +637,7 @@ def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_pa
     out, err = run.communicate()
     assert run.returncode == 0, err[-3000:]
     report = json.loads(out)
-    assert report["train_steps"] == 4
+    assert report["batches"] == 4
     assert set(report["failures"]) >= {"sandbox", "timeout"}, report["failures"]
 
 

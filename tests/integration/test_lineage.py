@@ -69,20 +69,26 @@ def check_lineage(folder: Path, report: AuditReport) -> None:
     source = TaskSource(ENV, "train", NUM_TASKS, 0)
     assert [tasks[i] for i in range(len(tasks))] == [source.next().index for _ in tasks]
     assert len(list(read_trajectories(folder))) == num_rows
-    check_validations(folder, report.batches)
+    check_validations(folder, [0, *(b.batch + 1 for b in live)], has_guard=bool(report.guard))
 
 
-def check_validations(folder: Path, last: int) -> None:
+def check_validations(folder: Path, versions: list[int], *, has_guard: bool) -> None:
     """Each version that is due was validated with its own weights; the best one is kept."""
     with JournalReader(folder) as journal:
         found = {v["policy_version"]: v["score"] for v in journal.validations()}
         metrics = journal.metrics("validation/score")
     every = CONFIG["evaluation"]["every_batches"]
-    assert {*range(0, last + 1, every), last} <= set(found)
+    assert {v for v in versions if v % every == 0} <= set(found)
     assert found == {version: worth(version) for version in found}
     assert {m.policy_version: m.value for m in metrics} == found
     best = max(found, key=worth)
-    assert Checkpoints(folder, 2, print).marks() == {"best": best}
+    marks = Checkpoints(folder, 2, print).marks()
+    assert marks["best"] == best
+    if has_guard:
+        assert marks.get("good", 0) in found
+        return
+    assert versions[-1] in found
+    assert set(marks) == {"best"}
     kept = {int(p.name[1:]) for p in Checkpoints(folder, 2, print).whole()}
     assert best in kept
     assert len(kept) <= 3

@@ -19,7 +19,7 @@ from rollart_plugins.weights.collective import ADDRESS_FILE, CollectiveChannel
 
 LIMIT_S = scaled(30.0)
 """Of all that is alive. Who is connected is waited for as long, and asks in these tests."""
-HANG_S = 3.0
+HANG_S = scaled(3.0)
 """Where one end hangs for good."""
 
 
