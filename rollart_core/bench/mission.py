@@ -81,8 +81,8 @@ class Outcome:
 
     @property
     def train_steps(self) -> int:
-        """Of the weights at the end."""
-        return int(self.report["train_steps"])
+        """Batches that the weights at the end were trained on, one train_step each."""
+        return int(self.report["batches"])
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -331,7 +331,7 @@ def executed(config: Config, kills: Sequence[Kill], seed: int, limit_s: float) -
         if attacked.run_dir is None:
             raise RollartError("the run made no run directory")
         report = _report(attacked.run_dir)
-        tell(f"{report['train_steps']} train_steps in {wall_s:.0f} s, {len(kills)} kills")
+        tell(f"{report['batches']} batches in {wall_s:.0f} s, {len(kills)} kills")
         return Outcome(wall_s, report, audit(attacked.run_dir), len(attacked.recoveries))
 
 

@@ -198,7 +198,7 @@ def test_an_attacked_run_may_go_on_and_another_ends_by_itself(
     monkeypatch.setattr(mission, "AttackedRun", Run)
     monkeypatch.setattr(mission, "LocalCluster", lambda *rest: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(mission, "_start", lambda cluster: setattr(cluster, "address", "here"))
-    monkeypatch.setattr(mission, "_report", lambda run_dir: {"train_steps": 2})
+    monkeypatch.setattr(mission, "_report", lambda run_dir: {"batches": 2})
     monkeypatch.setattr(mission, "audit", lambda run_dir: None)
     config = {"runtime": {}, "stop": {"batches": 2}}
     for kills in ([], [Kill("engine", 0)]):

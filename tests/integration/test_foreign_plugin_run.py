@@ -143,7 +143,7 @@ def test_workers_find_a_package_that_only_pip_told_them_of(site: Path, tmp_path:
         driver_pid = int(driver.stdout.readline())
         report = json.loads(driver.stdout.read())
     assert driver.returncode == 0
-    assert report["train_steps"] == 2
+    assert report["batches"] == 2
     assert not report["failures"]
 
     made = [json.loads(line) for line in footsteps.read_text().splitlines()]

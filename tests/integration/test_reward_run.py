@@ -49,7 +49,7 @@ def config(folder: Path, reward: object, **changes: object) -> Any:
 def test_a_weighted_group_is_scored_whole_and_its_parts_are_on_record(tmp_path: Path) -> None:
     reward = {"id": "weighted-group", "parts": PARTS}
     report = launch(resolve_run(config(tmp_path, reward)))
-    assert report.train_steps == 2
+    assert report.batches == 2
     found = list(read_trajectories(Path(report.run_dir)))
     assert len(found) >= 16
     for trajectory in found:

@@ -91,6 +91,6 @@ def test_a_run_goes_on_when_its_boxes_die(
             run.communicate()
     assert run.returncode == 130, err
     report = json.loads(out)
-    assert report["train_steps"] >= 2
+    assert report["batches"] >= 2
     assert report["failures"].get("sandbox", 0) >= 1, report["failures"]
     assert loop.run(live_boxes(Ledger())) == []

@@ -46,7 +46,7 @@ def test_the_one_minute_road(shell: Shell) -> None:
     for command in ROAD:
         shell(command)
     report = json.loads(shell("cat runs/acme-maze-*/report.json"))
-    assert report["train_steps"] == 2
+    assert report["batches"] == 2
     assert report["success_after"]["n"] > 0
     assert "id: acme/Maze-v1" in shell("cat runs/acme-maze-*/config.yaml")
 

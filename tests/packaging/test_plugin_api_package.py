@@ -95,7 +95,7 @@ def test_it_trains_and_is_told_what_replaces_the_old_forms(site: Path, tmp_path:
     done = rollart(site, tmp_path, "run", "run.yaml", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["train_steps"] == 2
+    assert report["batches"] == 2
     # the trainer is a process of its own, which has a log of its own
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/*"))
     assert "say in_process: true" in done.stderr

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
 
 SEEDS = range(3)
 PLAIN = {"importance_correction": "none"}
+HIGHER = {**PLAIN, "clip_high": 0.28}
 
 
 def trainer(now: torch.Tensor, **changes: object) -> SimpleNamespace:
@@ -69,14 +70,14 @@ def inputs(batch: PeerBatch, advantages: torch.Tensor) -> dict[str, torch.Tensor
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [
-        (GRPO(**options_of({"loss_aggregation": "sample_mean", **PLAIN})), {"loss_type": "grpo"}),
-        (GRPO(**options_of({"loss_aggregation": "token_mean", **PLAIN})), {"loss_type": "bnpo"}),
+        (GRPO(**options_of({"loss_aggregation": "sample_mean", **HIGHER})), {"loss_type": "grpo"}),
+        (GRPO(**options_of({"loss_aggregation": "token_mean", **HIGHER})), {"loss_type": "bnpo"}),
         (
-            GRPO(**options_of({"loss_aggregation": "sample_mean", "kl_coef": 0.1, **PLAIN})),
+            GRPO(**options_of({"loss_aggregation": "sample_mean", "kl_coef": 0.1, **HIGHER})),
             {"loss_type": "grpo", "beta": 0.1},
         ),
         (
-            GRPO(**options_of({"loss_aggregation": "sample_mean", "dual_clip": 1.5, **PLAIN})),
+            GRPO(**options_of({"loss_aggregation": "sample_mean", "dual_clip": 1.5, **HIGHER})),
             {
                 "loss_type": "grpo",
                 "args": SimpleNamespace(
