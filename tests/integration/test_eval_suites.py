@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,10 +171,12 @@ def test_a_run_that_has_not_ended_has_no_model_to_score(
 
 def test_several_attempts_give_pass_at_k(rollart_eval: Eval, tmp_path: Path) -> None:
     (tmp_path / "suite.yaml").write_text(SUITE)
-    answers = iter(range(10_000))
+    asked: Counter[str] = Counter()
 
     def sometimes(text: str) -> str:
-        return obedient(text) if next(answers) % 3 else "wrong"
+        # Of the four attempts at a task and the greedy one, the first two to ask are wrong.
+        asked[text] += 1
+        return "wrong" if text.startswith("turn 1 of 2") and asked[text] <= 2 else obedient(text)
 
     with OpenAIServer(sometimes) as server:
         settings = ("--model", server.url, "--out", "e", "--baseline", "noop", "greedy=true")
