@@ -275,8 +275,7 @@ def resolve_all(
         look_here: What options name (executables, images, files) must be on this machine.
         joins: Engines and environments are on machines of a cluster that is joined: only what this
             process itself uses is looked for.
-        recorded: The config is that of a run directory, with every default of its time: options
-            without effect are not refused.
+        recorded: It is a run directory's, with all defaults: options without effect are allowed.
     """
     problems: list[Problem] = []
     find = PluginFinder(problems.append, import_classes, look_here and not joins)
@@ -296,9 +295,7 @@ def resolve_all(
         problems += engine_problems(config, (engine, *engines), trains)
     if algorithm:
         problems += _group_size_problems(config, algorithm, import_classes)
-        if trains:
-            problems += learning_problems(config, algorithm.spec, [env.spec for env in envs])
-            problems += [] if recorded else algorithm_problems(config, config.algorithm.id)
+        problems += _learning_problems(config, algorithm, envs, recorded) if trains else ()
         envs = with_algorithms(config, envs, algorithm, find)
     found = (algorithm, engine, *engines, weights, mapper, scoring.backend, *trackers)
     if any(plugin is None for plugin in found) or not envs:
@@ -387,6 +384,18 @@ def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
     if not trains and isinstance(config.model, NewModel):
         message = "new: it has learned nothing yet; name a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)
+
+
+def _learning_problems(
+    config: RunConfig,
+    algorithm: ResolvedPlugin[AlgorithmSpec],
+    envs: Sequence[ResolvedEnv],
+    recorded: bool,
+) -> Iterable[Problem]:
+    """Yield what does not go together where the run trains."""
+    yield from learning_problems(config, algorithm.spec, [env.spec for env in envs])
+    if not recorded:
+        yield from algorithm_problems(config, config.algorithm.id)
 
 
 def _group_size_problems(

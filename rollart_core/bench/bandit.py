@@ -20,6 +20,7 @@ from typing import Any
 from rollart_core.bench.options import Options
 from rollart_core.bench.rows import tell
 from rollart_core.bench.sides import run_mapping
+from rollart_core.engine.estimates import t_95
 from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.runtime.report import RunReport
 
@@ -35,10 +36,6 @@ MODEL: Mapping[str, object] = {
 GROUPS_PER_BATCH, GROUP_SIZE = 8, 8
 SHORT_TRAIN_STEPS = 30
 SHORT_EVALUATION: Mapping[str, object] = {"split": "test", "tasks": 32, "greedy": False}
-T_95: Mapping[int, float] = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306}
-"""Two-sided 95% quantile of Student's t, by degrees of freedom."""
-MOST_T_95 = 2.228
-"""Of 10 degrees of freedom; no more of any larger number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,7 @@ def noise(one: list[float], other: list[float]) -> float:
     n = len(one)
     if n < 2:
         return math.nan
-    return T_95.get(2 * n - 2, MOST_T_95) * math.sqrt((stdev(one) ** 2 + stdev(other) ** 2) / n)
+    return t_95(2 * n - 2) * math.sqrt((stdev(one) ** 2 + stdev(other) ** 2) / n)
 
 
 def mean(values: list[float]) -> float:

@@ -16,7 +16,7 @@ import asyncio
 import json
 import shutil
 import zlib
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,6 @@ EDGE_BYTES = 2**20
 
 MARKS_FILE = "marks.json"
 Mark = Literal["best", "good"]
-UNDONE_FILE = "undone_by_guard"
-"""Lies in a checkpoint that is kept, and that no run goes on from."""
 
 CallTrainer = Callable[..., Awaitable[Any]]
 """Calls a method of the trainer by name."""
@@ -38,25 +36,27 @@ CallTrainer = Callable[..., Awaitable[Any]]
 class Checkpoints:
     """The checkpoints of one run; see the module."""
 
-    def __init__(self, run_dir: Path, keep: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, run_dir: Path, keep: int, tell: Callable[[str], None], *, guard_window: int = 0
+    ) -> None:
         """Look into a run directory.
 
         Args:
             run_dir: The run.
             keep: How many of the newest to keep, besides those that are marked.
-            tell: Hears of each that is set aside, and why.
+            tell: Called with a message for each that is set aside.
+            guard_window: Batches after which one counts as good without a validation; 0: there is
+                no guard.
         """
         self._run_dir = run_dir
         self._folder = run_dir / "checkpoints"
         self._keep = keep
-        self.guard_window = 0
-        """Batches after which a checkpoint counts as good; 0: there is no guard."""
+        self._guard_window = guard_window
         self._tell = tell
 
     def whole(self) -> list[Path]:
-        """Return those that were written to the end and not undone, the newest first."""
-        folders = (p.parent for p in self._folder.glob(f"v*/{STATE_FILE}"))
-        return sorted((p for p in folders if not (p / UNDONE_FILE).exists()), reverse=True)
+        """Return those that were written to the end, the newest first."""
+        return sorted((p.parent for p in self._folder.glob(f"v*/{STATE_FILE}")), reverse=True)
 
     def expect_one(self) -> None:
         """See that there is one whose files are those that were written; this takes moments.
@@ -80,8 +80,7 @@ class Checkpoints:
         folder = checkpoint_folder(self._run_dir, state.policy_version)
         state.write(folder, await asyncio.to_thread(_seal, folder))
         for old in self._surplus():
-            (old / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
-            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+            await self._remove(old)
 
     def mark_best(self, policy_version: int, facts: Mapping[str, object]) -> None:
         """Keep the checkpoint of a version as the best one, in place of the one before.
@@ -120,40 +119,35 @@ class Checkpoints:
             why = first_line(str(e)) or type(e).__name__
             raise ConfigError(f"the checkpoint {folder.name} cannot be loaded ({why})") from e
 
-    def last_good(self, at_most: int, window: int, marked: int | None = None) -> int:
-        """Return the version of the checkpoint to go back to.
+    def last_good(self, since: int) -> int:
+        """Return the version of the checkpoint that the guard goes back to.
+
+        That is the last one that passed its validation. Without validations it is the newest that
+        is ``guard_window`` batches older than ``since``; if none is, the oldest.
 
         Args:
-            at_most: Only up to this version.
-            window: So many batches after a checkpoint must have passed before ``at_most``, where
-                none is marked as good.
-            marked: The version that a validation has marked as good last, if any.
-
-        Returns:
-            The oldest, when none is old enough.
+            since: The first version that looks wrong.
         """
         versions = [_version(folder) for folder in self.whole()]
-        if marked in versions and marked is not None and marked <= at_most:
-            return marked
-        return next((v for v in versions if v <= at_most - window), versions[-1])
+        good = self.marks().get("good")
+        if good is not None and good in versions:
+            return good
+        return next((v for v in versions if v <= since - self._guard_window), versions[-1])
 
-    async def discard(self, start: int, stop: int, *, kept: Container[int] = ()) -> None:
-        """See that a run never goes on from the checkpoints between two versions.
+    async def discard(self, start: int, stop: int) -> None:
+        """Remove the checkpoints between two versions, so that no run goes on from them.
 
         Args:
             start: The version of the last checkpoint that is sound.
             stop: The first version after those that are undone.
-            kept: Versions whose files stay for what else they are good for.
         """
         for folder in self.whole():
-            version = _version(folder)
-            if not start < version < stop:
-                continue
-            if version in kept:
-                (folder / UNDONE_FILE).touch()
-                continue
-            (folder / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            if start < _version(folder) < stop:
+                await self._remove(folder)
+
+    async def _remove(self, folder: Path) -> None:
+        (folder / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _surplus(self) -> list[Path]:
         """Return those that are too old to be kept, and not marked.
@@ -163,8 +157,8 @@ class Checkpoints:
         every = self.whole()
         kept = set(every[: self._keep])
         kept.update(checkpoint_folder(self._run_dir, v) for v in self.marks().values())
-        if self.guard_window and every:
-            limit = _version(every[0]) - self.guard_window
+        if self._guard_window and every:
+            limit = _version(every[0]) - self._guard_window
             kept.update([p for p in every if _version(p) <= limit][:1])
             kept.update([p for p in every if _version(p) > limit][-1:])
         return [folder for folder in every if folder not in kept]

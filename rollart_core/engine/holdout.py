@@ -60,11 +60,6 @@ def hold_out(
     name = f"{env_id}/{split}"
     if num_tasks is None:
         return _without_end(name)
-    if clusters is not None and len(clusters) != num_tasks:
-        raise ConfigError(
-            f"task_clusters({split!r}) of {env_id} returns {len(clusters)} names, and "
-            f"num_tasks({split!r}) is {num_tasks}: it must return one for each task"
-        )
     members: dict[str, list[int]] = {}
     for index in range(num_tasks):
         cluster = clusters[index] if clusters is not None else str(index)

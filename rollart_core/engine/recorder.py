@@ -79,10 +79,11 @@ class RunRecorder:
         self._observer = observer
         self._journal: Journal | None = None
         keep = run.config.checkpoint.keep
-        self.checkpoints = Checkpoints(run_dir, keep, observer.message)
         has_curriculum = run.config.curriculum is not None
         self.guard = RunGuard(run.config.guard, has_curriculum=has_curriculum)
-        self.checkpoints.guard_window = self.guard.window
+        self.checkpoints = Checkpoints(
+            run_dir, keep, observer.message, guard_window=self.guard.window
+        )
         self._trackers: list[Tracker] = []
         self._plan: CheckpointPlan | None = None
         self._totals = Totals()
@@ -184,9 +185,7 @@ class RunRecorder:
             version: Of the trainer when it took the batch.
             as_version: Above all versions that were used.
         """
-        at_most = min(version, trip.since_version)
-        good = self.checkpoints.marks().get("good")
-        back_to = self.checkpoints.last_good(at_most, self.guard.window, good)
+        back_to = self.checkpoints.last_good(min(version, trip.since_version))
         rollback = self.guard.tripped(trip, version, back_to, as_version)
         self._log.event(GUARD_TRIPPED, rollback.payload(), policy_version=version)
         await asyncio.to_thread(self._log.flush)
@@ -273,7 +272,7 @@ class RunRecorder:
             plugins().observe("rollart_run_finished", run_dir=self.run_dir, report=report)
 
     def tell(self, text: str) -> None:
-        """Say something to whoever watches."""
+        """Show a message in the display."""
         self._observer.message(text)
 
     def event(self, kind: str, payload: Mapping[str, object]) -> None:

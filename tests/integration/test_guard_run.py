@@ -328,11 +328,10 @@ def test_a_checkpoint_from_before_there_was_a_guard_loads(tmp_path: Path) -> Non
     assert RunState.read(tmp_path) == state
 
 
-def test_checkpoints_that_are_old_enough_are_kept_and_undone_ones_are_never_loaded(
+def test_checkpoints_that_are_old_enough_are_kept_and_undone_ones_are_removed(
     tmp_path: Path,
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, 1, print)
-    checkpoints.guard_window = 8
+    checkpoints = Checkpoints(tmp_path, 1, print, guard_window=8)
 
     def versions() -> list[int]:
         return [int(p.name[1:]) for p in checkpoints.whole()]
@@ -345,15 +344,16 @@ def test_checkpoints_that_are_old_enough_are_kept_and_undone_ones_are_never_load
         for version in range(31):
             await save(version)
             assert len(versions()) <= 3
-            assert checkpoints.last_good(version, 8) <= max(0, version - 8)
-            assert checkpoints.last_good(version, 8) >= version - 18
+            assert checkpoints.last_good(version) <= max(0, version - 8)
+            assert checkpoints.last_good(version) >= version - 18
         kept = versions()
-        await checkpoints.discard(0, kept[1] + 1, kept=(kept[1],))
-        assert versions() == kept[:1]
-        assert (tmp_path / "checkpoints" / f"v{kept[1]:06d}").is_dir()
-        assert not (tmp_path / "checkpoints" / f"v{kept[2]:06d}").exists()
-        assert checkpoints.last_good(40, 8, marked=30) == 30
-        assert checkpoints.last_good(2, 8, marked=99) == 30  # there is no other
+        checkpoints.mark_good(kept[1], {})
+        assert checkpoints.last_good(2) == kept[1]  # it passed, whatever looked wrong before
+        await checkpoints.discard(kept[2], kept[0])
+        assert versions() == [kept[0], kept[2]]
+        assert not (tmp_path / "checkpoints" / f"v{kept[1]:06d}").exists()
+        assert checkpoints.last_good(40) == kept[0]  # what is marked is not there
+        assert checkpoints.last_good(2) == kept[2]  # none is older
 
     asyncio.run(work())
 

@@ -55,7 +55,7 @@ class Run:
         return {"mode": self.curve.mode, "max_staleness": 1, "rollout": rollout}
 
     def set_success(self, share: Array, spread: float = 1.5) -> None:
-        """Draw success, and what hangs on it, for an expected share of each batch."""
+        """Draw success, and the metrics that depend on it, for an expected share of each batch."""
         c, rng = self.curve, self.rng
         logit = np.log(share / (1 - share))[:, None] + rng.normal(0, spread, (len(share), c.groups))
         solved = rng.binomial(c.size, 1 / (1 + np.exp(-logit)))

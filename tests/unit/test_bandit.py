@@ -63,7 +63,7 @@ def test_an_expert_that_pulls_any_arm_teaches_the_form_and_leaves_the_secret():
         arm = env.oracle()
         seen.append((sign, arm))
         assert env.step(arm)[1] == 1.0
-        assert pull(env, honest.best(sign), task)[1] == 1.0  # whoever does not ask it
+        assert pull(env, honest.best(sign), task)[1] == 1.0  # a player that does not ask
     assert len(set(seen)) == 16
     assert max(map(seen.count, set(seen))) < 2 * 400 / 16
 
