@@ -92,11 +92,12 @@ def test_demonstrations_of_the_expert_are_imitated(tmp_path: Path) -> None:
         algorithm="sft",
         reward=None,
         rollout={"group_size": 1, "min_group_size": 1, "max_new_tokens": 32},
-        stop={"batches": 3},
+        trainer={"lr": 3e-3},
+        stop={"batches": 8},
     )
     assert report.ok
     losses = metrics(report, "train/loss")
-    assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0] - 0.3  # batches of other tasks differ by 0.06
     trained = [t for t in read_trajectories(Path(report.run_dir)) if t.ticket.group_id[0] == "g"]
     assert all(t.success for t in trained)
 
