@@ -39,7 +39,7 @@ class GuardLimits(Section):
     """Most ``train/is_ratio_max``; 4 times the running 99% quantile where that is more."""
     grad_norm: _Positive | None = 25.0
     """Most gradient norm before clipping, as a multiple of its running median; 4 times the running
-    99% quantile where that is more."""
+    99% quantile where that is more. It counts when 2 of the last 8 batches are above."""
     entropy_low: _Share | None = 0.05
     """Least entropy, mean of 4 batches, as a share of its running median. This limit and those that
     follow are ignored while success or reward is at its best."""

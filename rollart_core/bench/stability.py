@@ -1,12 +1,14 @@
 """`rollart bench stability`: whether the last weights of a run are as good as its best ones.
 
-Each arm trains the WebShop example with some seeds for a budget in updates, without a stop by what
-was learned. The weights of the best validation, and then the last ones, are evaluated on the same
+Each arm trains an example with some seeds for a budget in batches, without a stop by what was
+learned. The weights of the best validation, and then the last ones, are evaluated on the same
 held-out tasks, several sampled episodes each.
 
-    as before   updates divided by the tokens of live samples alone, no guard: a control
-    default     the example as it is
-    rate x 3    the same with three times its learning rate
+    as before     WebShop; updates divided by the tokens of live samples alone, no guard: a control
+    default       the example as it is
+    rate x 3      the same with three times its learning rate
+    ppo           a smaller task, the bandit with two arms and two turns, 300 batches
+    reinforce++   the same
 
 The short form injects faults into runs on a bandit instead: gradients that are no numbers, inverted
 rewards, a tenfold learning rate. The guard is to undo what does harm (success falls by half), and
@@ -21,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, cast
 
 from rollart_core.bench import bandit
@@ -28,6 +31,7 @@ from rollart_core.bench.learn import SMOOTHED_OVER, Messages, example, flat, ove
 from rollart_core.bench.options import Options
 from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.skip import require
+from rollart_core.bench.stability_faults import FAULTS, FIRST, Faulty
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
 from rollart_core.engine.evaluate import EvaluationResult, paired_gain
@@ -50,18 +54,46 @@ TAKES: Final = (
 CONFIG: Final = True
 """Every other option is a key of the run config, and is checked as one."""
 
-ARMS: Final[Mapping[str, Mapping[str, object]]] = {
-    "as before": {"algorithm.zero_advantage": "drop", "guard": "off"},
-    "default": {},
-    "rate x 3": {},
+BANDIT: Final[Mapping[str, object]] = {
+    "env": {"id": bandit.ENV, "arms": 2, "turns": 2, "expert": "any"},
+    "guard": "on",
+    "checkpoint.every_batches": 25,
+    "evaluation.every_batches": 25,
+    "evaluation.validation_tasks": 128,
+}
+"""What differs from the bandit's example, apart from the algorithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What is compared."""
+
+    changes: Mapping[str, object]
+    """Keys of the config -> values other than the example's."""
+    lr_factor: float = 1.0
+    example: str = "webshop.yaml"
+    updates: int | None = None
+    """Its budget, whatever the others' is; None: theirs."""
+
+
+ARMS: Final[Mapping[str, Arm]] = {
+    "as before": Arm({"algorithm.zero_advantage": "drop", "guard": "off"}),
+    "default": Arm({}),
+    "rate x 3": Arm({}, lr_factor=3.0),
+    "ppo": Arm(
+        {**BANDIT, "algorithm": {"id": "ppo"}, "critic": {"backbone": "own"}},
+        example="bandit.yaml",
+        updates=300,
+    ),
+    "reinforce++": Arm(
+        {**BANDIT, "algorithm": {"id": "reinforce++"}}, example="bandit.yaml", updates=300
+    ),
 }
 LEAST_GAIN = -0.05
 """Lower bound of the last weights' success less that of the best."""
 LEAST_SUCCESS = 0.92
 """Sampled success of the last weights on held-out tasks."""
 SHORT_BATCHES = 70
-FIRST_FAULT = 18
-"""No fault begins before this batch."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -69,9 +101,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget
-            of each run; ``arms``: which; ``tasks`` (300) and ``samples`` (4) of each: held-out
-            episodes; ``config``: a run config; ``runs_dir``: where runs go; ``picture``: where the
-            curves go; ``short``: faults on the bandit; all others: keys of the config.
+            of each run on WebShop, in batches; ``arms``: which; ``tasks`` (300) and ``samples`` (4)
+            of each: held-out episodes; ``config``: a run config; ``runs_dir``: where runs go;
+            ``picture``: where the curves go; ``short``: faults on the bandit; all others: keys of
+            the config.
 
     Returns:
         The object of ``rollart bench --json``; the full form also with ``picture`` and ``runs``.
@@ -81,34 +114,39 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     if asked.short:
         return result("stability", _short(asked), conditions={"batches": SHORT_BATCHES})
     require("matplotlib", extra="bench")
-    path = example(asked.text("config", "webshop.yaml"))
-    budget = asked.integer("updates", 2400)
-    shared = {
-        "stop.batches": budget,
+    names, seeds = asked.names("arms", tuple(ARMS)), range(asked.integer("seeds", 3))
+    picture = asked.path("picture", "runs/bench-stability.png")
+    outcomes: list[Outcome] = []
+    for name in names:
+        arm = ARMS[name]
+        path = example(asked.text("config", arm.example))
+        keys = _keys(asked, arm) | dict(flat({k: v for k, v in options.items() if k not in TAKES}))
+        base = load_config(path, overrides_of(keys))
+        keys["trainer.lr"] = arm.lr_factor * base.trainer.lr
+        for n in seeds:
+            seeded = overrides_of({**keys, "seed": base.seed + n})
+            outcomes.append(_train(name, base.seed + n, path, seeded))
+            _draw(outcomes, picture)
+    tell(f"curves: {picture}")
+    rows = [row_of(outcome) for outcome in outcomes]
+    told = [outcome.as_dict() for outcome in outcomes]
+    return result("stability", rows, picture=str(picture), runs=told)
+
+
+def _keys(asked: Options, arm: Arm) -> dict[str, object]:
+    """Return the keys of the config in which an arm differs from its example."""
+    runs_dir = {"runs_dir": asked.text("runs_dir", "")} if "runs_dir" in asked else {}
+    return {
+        "stop.batches": arm.updates or asked.integer("updates", 2400),
         "stop.wall_s": None,
         "stop.when": None,
         "checkpoint.keep_best": "validation/success",
         "evaluation.tasks": asked.integer("tasks", 300),
         "evaluation.samples_per_task": asked.integer("samples", 4),
         "evaluation.greedy": False,
-        **({"runs_dir": asked.text("runs_dir", "")} if "runs_dir" in asked else {}),
-        **dict(flat({k: v for k, v in options.items() if k not in TAKES})),
+        **runs_dir,
+        **arm.changes,
     }
-    first = load_config(path, overrides_of(shared))
-    picture = asked.path("picture", "runs/bench-stability.png")
-    outcomes: list[Outcome] = []
-    for arm in asked.names("arms", tuple(ARMS)):
-        changes = dict(ARMS[arm])
-        if arm == "rate x 3":
-            changes["trainer.lr"] = 3 * first.trainer.lr
-        for seed in range(first.seed, first.seed + asked.integer("seeds", 3)):
-            keys = overrides_of({**shared, **changes, "seed": seed})
-            outcomes.append(_train(arm, seed, path, keys))
-            _draw(outcomes, picture, budget)
-    tell(f"curves: {picture}")
-    rows = [row_of(outcome) for outcome in outcomes]
-    told = [outcome.as_dict() for outcome in outcomes]
-    return result("stability", rows, picture=str(picture), runs=told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +236,21 @@ def _count(found: Mapping[str, Any] | None, key: str, otherwise: int) -> int:
     return int(found[key]) if found else otherwise
 
 
-def _draw(outcomes: Sequence[Outcome], path: Path, budget: int) -> None:
+def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     """Write one picture: a panel an arm, a curve a seed, the held-out estimates at its end."""
     arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
     figure = new_figure(
         "bench stability", "bench", figsize=(8, 3 * len(arms)), layout="constrained"
     )
-    panels = figure.subplots(len(arms), 1, sharex=True, sharey=True, squeeze=False)
+    panels = figure.subplots(len(arms), 1, sharey=True, squeeze=False)
     for arm, (axes,) in zip(arms, panels, strict=True):
         for outcome in outcomes:
             if outcome.arm != arm:
                 continue
             curve = smoothed(outcome.curve, SMOOTHED_OVER)
             (line,) = axes.plot(curve, label=f"seed {outcome.seed}", linewidth=0.8)
-            for x, found, form in ((budget * 1.01, outcome.best, "^"), (budget, outcome.last, "o")):
+            end = len(curve)
+            for x, found, form in ((end * 1.01, outcome.best, "^"), (end, outcome.last, "o")):
                 if found is not None:
                     axes.plot(x, found.success.mean, form, color=line.get_color())
         axes.axhline(LEAST_SUCCESS, color="grey", linewidth=0.8, linestyle=":")
@@ -223,22 +262,21 @@ def _draw(outcomes: Sequence[Outcome], path: Path, budget: int) -> None:
 
 def _short(asked: Options) -> Iterator[dict[str, object]]:
     """Inject each fault into a run on the bandit."""
-    from rollart_core.bench.stability_faults import FAULTS
-
     for case, fault in FAULTS.items():
         with bandit.runs_folder(asked) as folder:
             learned = bandit.learn(faulty_run(folder, fault))
             yield fault_row(case, learned)
 
 
-def faulty_run(folder: Path, fault: type, seed: int = 0) -> dict[str, Any]:
+def faulty_run(folder: Path, fault: type[Faulty], seed: int = 0) -> dict[str, Any]:
     """Return the config of a run on the bandit with a fault, and with the guard."""
     return bandit.merged(
-        bandit.run_config("stability", folder, {"arms": 2, "turns": 2}),
+        bandit.run_config("stability", folder, fault.game),
         {
             **bandit.short_run(),
             "seed": seed,
             "algorithm": {"id": f"{fault.__module__}:{fault.__name__}"},
+            "trainer": {"lr": fault.lr},
             "guard": "on",
             "checkpoint": {"every_batches": 4},
             "evaluation": {"split": "test", "tasks": 128, "greedy": False},
@@ -255,7 +293,7 @@ def fault_row(case: str, learned: bandit.Learned) -> dict[str, object]:
     rules = ", ".join(f"{t['rule']} at {t['policy_version']}" for t in trips) or "no trip"
     case = f"{case}, {rules}, {checked.discarded_by_guard} trajectories discarded"
     ok = report.ok and checked.ok
-    fell = min(learned.success[FIRST_FAULT:]) < learned.success[FIRST_FAULT] / 2
+    fell = _lowest(learned.success[FIRST:]) < fmean(learned.success[FIRST - 8 : FIRST]) / 2
     return row(
         f"{case}: sampled success",
         learned.after,
@@ -266,3 +304,8 @@ def fault_row(case: str, learned: bandit.Learned) -> dict[str, object]:
         meets_mark=ok and (bool(trips) or not fell) and learned.after > learned.before,
         required=True,
     )
+
+
+def _lowest(curve: Sequence[float]) -> float:
+    """Return the lowest mean of 4 batches in a row."""
+    return min(fmean(curve[i : i + 4]) for i in range(len(curve) - 3))

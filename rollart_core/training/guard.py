@@ -40,6 +40,8 @@ BEST_OF = 16
 """Batches whose mean can be the best."""
 FALLS = (2, 4, 8)
 """Batches whose mean can have fallen."""
+LAST_NORMS, LARGE_NORMS = 8, 2
+"""So many of the last gradient norms must be too large; clipping bounds what a single one does."""
 WIDENED = 4.0
 """How far above the running 99% quantile a value is not usual."""
 CLEARLY_MORE_NATS = 0.3
@@ -143,9 +145,7 @@ class Guard:
             if name in updates and limit is not None:
                 found.append(self._check_update(rule, name, version, limit))
         if GRAD_NORM in updates and limits.grad_norm is not None:
-            usual = median(self._before(GRAD_NORM, 1) or [math.inf])
-            limit = limits.grad_norm * usual
-            found.append(self._check_update("grad_norm", GRAD_NORM, version, limit))
+            found.append(self._check_grad_norm(limits.grad_norm))
         if not self._is_well(watched):
             found += [*self._check_entropy(), self._check_repeated(), self._check_length()]
         return (trip for trip in found if trip)
@@ -194,6 +194,19 @@ class Guard:
         if value <= limit:
             return None
         return Trip(rule, value, limit, version, f"{name} is {value:.4g}, above {limit:.4g}")
+
+    def _check_grad_norm(self, factor: float) -> Trip | None:
+        """Look for several large norms among the last: clipping bounds what a single one does."""
+        before, last = self._before(GRAD_NORM, LAST_NORMS), list(self._of(GRAD_NORM))[-LAST_NORMS:]
+        if not before:
+            return None
+        limit = max(factor * median(before), WIDENED * _quantile(before, 0.99))
+        if last[-1] <= limit or sum(norm > limit for norm in last) < LARGE_NORMS:
+            return None
+        first = next(i for i, norm in enumerate(last) if norm > limit) - len(last)
+        since = self._versions[max(first, -len(self._versions))]
+        reason = f"{GRAD_NORM} is {last[-1]:.4g}, above {limit:.4g} not for the first time of late"
+        return Trip("grad_norm", last[-1], limit, since, reason)
 
     def _check_entropy(self) -> list[Trip | None]:
         before = self._before(ENTROPY, 4)
