@@ -1,5 +1,6 @@
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -121,8 +122,6 @@ asyncio.run(main())
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    import select
-
     ended, _, _ = select.select([descriptor], [], [], scaled(60))
     os.close(descriptor)
     assert ended, "the part outlived its owner"
@@ -254,3 +253,31 @@ def test_an_environment_that_ends_its_process_harms_only_itself():
     asyncio.run(main())
     assert failures.pop(0) == ["infrastructure", *["environment"] * 3]
     assert failures == {index: ["collateral"] for index in range(1, 9)}
+
+
+class StartsASession:
+    """A part that starts a process in a session of its own."""
+
+    def start(self) -> int:
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        return subprocess.Popen(command, start_new_session=True).pid
+
+    def end(self) -> None:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("how", ["closed", "ends itself"])
+def test_what_a_part_started_in_a_new_session_ends_with_it(how):
+    async def main() -> None:
+        part = PartProcess("test")
+        await part.start(f"{__name__}:StartsASession")
+        descriptor = os.pidfd_open(await part.call("start"))
+        if how == "ends itself":
+            with pytest.raises(PartDied, match="exit code 3"):
+                await part.call("end")
+        await part.close()
+        ended = await asyncio.to_thread(select.select, [descriptor], [], [], scaled(60))
+        os.close(descriptor)
+        assert ended[0], "the process outlived its part"
+
+    asyncio.run(main())
