@@ -15,6 +15,8 @@
     │   │   └── ContextOverflow   the conversation has outgrown the model: the episode is truncated
     │   ├── RewardFailure         the reward could not be computed
     │   │   └── BackendFailure    its backend could not be asked, or answered garbage
+    │   ├── WorkerLost            the env worker's process or its node is gone
+    │   ├── CollateralFailure     the same loss, of each further episode that it took with it
     │   ├── DeadlineFailure       a deadline passed
     │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
     ├── EndpointError             an OpenAI-compatible server refused, or could not be asked
@@ -31,6 +33,9 @@ Plugins raise plain Python errors; the core attributes them with :func:`boundary
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
 import traceback
 from difflib import get_close_matches
 from types import TracebackType
@@ -107,6 +112,8 @@ class InferenceFailure(EpisodeError):
 class EngineDied(InferenceFailure):
     """The engine's process is gone; nothing of the answer came back."""
 
+    kind = FailureKind.COLLATERAL  # the journal counts the loss itself (``part_died``)
+
 
 class ContextOverflow(InferenceFailure):
     """The conversation has outgrown the model's context; its episode is truncated, not failed."""
@@ -142,6 +149,18 @@ class BackendFailure(RewardFailure):
         super().__init__(message, boundary=boundary, detail=detail)
         self.again = again
         self.wait_s = wait_s
+
+
+class WorkerLost(EpisodeError):
+    """The env worker's process or its node is gone; raised for one episode of each loss."""
+
+    kind = FailureKind.INFRASTRUCTURE
+
+
+class CollateralFailure(EpisodeError):
+    """The env worker was lost; raised for each further episode that was on it."""
+
+    kind = FailureKind.COLLATERAL
 
 
 class DeadlineFailure(EpisodeError):
@@ -221,9 +240,10 @@ class TrainerLost(PartDied):
 
 
 class boundary:
-    """Turn any plain error raised inside into ``error``, naming the call that was crossed.
+    """Turn any error of a plugin raised inside into ``error``, naming the call that was crossed.
 
-    A class, not a generator: several are crossed in every turn.
+    This includes what is no ``Exception``, such as ``SystemExit`` or a ``CancelledError`` that the
+    plugin raises itself. A class, not a generator: several are crossed in every turn.
 
     Args:
         error: The class to raise.
@@ -231,6 +251,7 @@ class boundary:
 
     Raises:
         EpisodeError: ``error``, from the original; an ``EpisodeError`` passes unchanged.
+        BaseException: A real cancellation, and the KeyboardInterrupt of a SIGINT.
     """
 
     __slots__ = ("_error", "_what")
@@ -248,11 +269,64 @@ class boundary:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, EpisodeError):
+        if error is None or isinstance(error, EpisodeError) or is_from_outside(error):
             return
-        message = f"{self._what}: {type(error).__name__}: {first_line(str(error))}"
-        detail = "".join(traceback.format_exception(error))[-4000:]
-        raise self._error(message, boundary=self._what, detail=detail) from error
+        message = f"{self._what}: {described(error)}"
+        raise self._error(message, boundary=self._what, detail=traced(error)) from error
+
+
+def is_from_outside(error: BaseException) -> bool:
+    """Return whether no plugin raised an error: its task is cancelled, or the user pressed Ctrl-C.
+
+    Of a coroutine that is closed without a running loop, ``GeneratorExit`` is from outside too.
+    """
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs
+            return isinstance(error, GeneratorExit)
+        if isinstance(error, GeneratorExit):
+            return task is None
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, KeyboardInterrupt):  # elsewhere nobody but the plugin can have raised it
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    return False
+
+
+def contained(error: BaseException) -> Exception:
+    """Return an error that a future, a thread or a task can carry and that ends none of them.
+
+    asyncio ends its loop with ``SystemExit`` and ``KeyboardInterrupt``, takes a ``CancelledError``
+    for a cancellation, and refuses ``StopIteration``.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    found = RuntimeError(f"it raised {described(error)}")
+    found.__cause__ = error
+    return found
+
+
+def described(error: BaseException) -> str:
+    """Return the class of an error and the first line of its text, even if that raises."""
+    return f"{type(error).__name__}: {first_line(text_of(error))}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error as plain ``str`` without lone surrogates; never raises."""
+    try:
+        return str.encode(str(error), "utf-8", "replace").decode()
+    except BaseException as e:
+        return f"(its text cannot be shown: __str__ raised {type(e).__name__})"
+
+
+def traced(error: BaseException, limit: int = 4000) -> str:
+    """Return the end of the traceback of an error; never raises."""
+    try:
+        text = "".join(traceback.format_exception(error))
+        return text.encode("utf-8", "replace").decode()[-limit:]
+    except BaseException as e:
+        return f"(its traceback cannot be shown: {type(e).__name__})"
 
 
 def first_line(text: str, limit: int = 300) -> str:

@@ -34,7 +34,7 @@ from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.spec import CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.errors import PluginError, did_you_mean, first_line
+from rollart_core.errors import PluginError, described, did_you_mean, first_line, is_from_outside
 from rollart_core.plugin_output import output_of_plugins
 from rollart_core.plugin_specs import AnySpec, key_of, of_its_version, spec_fault, text_fault
 
@@ -173,11 +173,13 @@ class Plugins:
     def _call(self, impl: pluggy.HookImpl, hook: str, event: Mapping[str, object]) -> object:
         try:
             return impl.function(*(event[name] for name in impl.argnames))
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
             self._off.add((impl.plugin_name, hook))
             _log.warning(
-                "plugin %r raised in %s and is not called again in this run: %s: %s",
-                *(impl.plugin_name, hook, type(e).__name__, first_line(str(e))),
+                "plugin %r raised in %s and is not called again in this run: %s",
+                *(impl.plugin_name, hook, described(e)),
                 exc_info=_log.isEnabledFor(logging.DEBUG),
             )
             return None
@@ -274,8 +276,10 @@ def _import(candidate: _Candidate, value: str) -> None:
         for part in filter(None, attribute.split(".")):
             target = getattr(target, part)
         candidate.target = target
-    except (Exception, SystemExit) as e:
-        candidate.fail(f"cannot import {value}: {type(e).__name__}: {first_line(str(e))}")
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"cannot import {value}: {described(e)}")
 
 
 def _new_manager() -> pluggy.PluginManager:
@@ -286,13 +290,15 @@ def _new_manager() -> pluggy.PluginManager:
 
 def _examined(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
     """As :func:`_examine`; what the plugin's own code raises meanwhile breaks that plugin."""
-    if candidate.target is None:
+    try:
+        if candidate.target is not None:
+            return _examine(candidate, manager)
         candidate.fail(f"{candidate.plugin.module} is None, which has no hooks")
         return manager
-    try:
-        return _examine(candidate, manager)
-    except (Exception, SystemExit) as e:
-        candidate.fail(f"its hooks cannot be read: {type(e).__name__}: {first_line(str(e))}")
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"its hooks cannot be read: {described(e)}")
         return _new_manager()
 
 
@@ -339,8 +345,10 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
     except PluginError as e:  # a manifest's: every fault of it, on the one line there is
         candidate.fail("; ".join(str(e).splitlines()))
         return
-    except (Exception, SystemExit) as e:
-        candidate.fail(f"{hook} raised {type(e).__name__}: {first_line(str(e))}")
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"{hook} raised {described(e)}")
         return
     for spec in specs:
         wanted = KINDS[kind]

@@ -66,6 +66,12 @@ class ResolvedEnv:
         """What the environment says of itself."""
         return self.plugin.spec
 
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The declared range of the return of an episode; None for an unregistered class."""
+        is_class = ":" in self.spec.id and split_id(self.spec.id) is None
+        return None if is_class else self.spec.reward_range
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 if TYPE_CHECKING:  # numpy takes a third of the time of a listing to import
     import numpy as np
@@ -99,7 +99,7 @@ class Ticket:
 
 
 class FailureKind(StrEnum):
-    """Which boundary a failed episode had crossed."""
+    """Which boundary a failed episode had crossed, or what ended it from outside."""
 
     ENVIRONMENT = "environment"
     SANDBOX = "sandbox"
@@ -107,6 +107,14 @@ class FailureKind(StrEnum):
     REWARD = "reward"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
+    INFRASTRUCTURE = "infrastructure"
+    """A process or a node of the run was lost: one episode of each loss says so."""
+    COLLATERAL = "collateral"
+    """The other episodes that a loss, or the end of a process by one environment, took with it."""
+
+
+INFRASTRUCTURE_KINDS: Final = frozenset({FailureKind.INFRASTRUCTURE, FailureKind.COLLATERAL})
+"""Failures that say nothing about the environment in which they happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,11 @@ class Failure:
     retryable: bool = True
     detail: str = ""
     """A traceback, where there is one."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the episode is replayed, and counts for no environment's failure rate."""
+        return self.kind in INFRASTRUCTURE_KINDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from chat_templates import TEMPLATES, tokenizer_with
 from talks import result
 from tool_templates import tool_tokenizer
 
-from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import Task, Ticket

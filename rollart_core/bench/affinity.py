@@ -47,7 +47,8 @@ from rollart_core.plan.cluster import Cluster
 from rollart_core.plan.solve import expect
 from rollart_core.registry import build
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.rollout.router import Router

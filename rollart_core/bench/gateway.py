@@ -35,7 +35,7 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import RollartError
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.runtime.pauses import short_pauses

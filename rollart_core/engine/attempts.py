@@ -7,9 +7,33 @@ a run stops; the scheduler does.
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Final
 
 from rollart_core.errors import first_line
 from rollart_core.types import Failure, FailureKind
+
+MAX_REPLAYS: Final = 16
+"""How often one task is replayed after losses of infrastructure."""
+
+
+@dataclass(slots=True)
+class RetryBudget:
+    """How often one task has been attempted again, and why.
+
+    A replay after a loss of infrastructure does not use the budget of retries.
+    """
+
+    num_retries: int = 0
+    num_replays: int = 0
+
+    def take(self, failure: Failure, max_retries: int) -> bool:
+        """Return whether the task may be attempted again after ``failure``, and count that."""
+        if failure.is_infrastructure:
+            self.num_replays += 1
+            return self.num_replays <= MAX_REPLAYS
+        self.num_retries += 1
+        return self.num_retries <= max_retries
 
 
 class Attempts:
@@ -25,7 +49,12 @@ class Attempts:
         self._by_env: dict[str, AttemptWindow] = {}
 
     def add(self, env_id: str, failure: Failure | None) -> None:
-        """Add an attempt in an environment; None when it finished."""
+        """Add an attempt in an environment; None when it finished.
+
+        Cancelled attempts, and those that a loss of infrastructure ended, are left out.
+        """
+        if failure and (failure.is_infrastructure or failure.kind is FailureKind.CANCELLED):
+            return
         self._all.add(failure)
         self._by_env.setdefault(env_id, AttemptWindow(self._size)).add(failure)
 

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from rollart_core.engine.attempts import RetryBudget
 from rollart_core.engine.estimates import (
     Clusters,
     Estimate,
@@ -76,7 +77,7 @@ async def evaluate(
         run: Executes one attempt.
         name: Part of the ticket ids, so that different evaluations draw different samples.
         max_concurrent: Most episodes at once.
-        max_retries: Per task.
+        max_retries: Per task; replays after losses of infrastructure do not count.
         places: Entered for each episode, in place of a limit of ``max_concurrent``; None: the limit
             is all there is.
         cluster_of: By what intervals are clustered; None: by task.
@@ -86,11 +87,10 @@ async def evaluate(
     async def one(number: int, task: Task) -> Trajectory:
         ticket = Ticket(f"{name}-{number:06d}.0", task, f"{name}-{number:06d}", 0)
         async with gate:
-            trajectory = await run(ticket)
-            for attempt in range(1, max_retries + 1):
-                if trajectory.failure is None:
-                    break
-                trajectory = await run(replace(ticket, attempt=attempt))
+            trajectory, budget = await run(ticket), RetryBudget()
+            while trajectory.failure and budget.take(trajectory.failure, max_retries):
+                ticket = replace(ticket, attempt=ticket.attempt + 1)
+                trajectory = await run(ticket)
         return trajectory
 
     jobs = [asyncio.ensure_future(one(i, task)) for i, task in enumerate(tasks)]

@@ -43,7 +43,7 @@ from rollart_core.engine.swaps import SwapLedger
 from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.engine.totals import BatchTotals, Totals, is_update
 from rollart_core.engine.validations import SCORE, SUCCESS, Validation, Validations, spelled
-from rollart_core.errors import first_line
+from rollart_core.errors import described, is_from_outside
 from rollart_core.plugins import plugins
 from rollart_core.resolve import ResolvedRun
 from rollart_core.training.guard import Trip
@@ -421,8 +421,9 @@ class RunRecorder:
     def _guard(self, tracker: Tracker, method: str, *args: Any, **kwargs: Any) -> None:
         try:
             getattr(tracker, method)(*args, **kwargs)
-        except Exception as e:
-            name = type(tracker).__name__
-            why = f"{type(e).__name__}: {first_line(str(e))}"
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
+            name, why = type(tracker).__name__, described(e)
             self._observer.message(f"The tracker {name} is switched off: {method} raised {why}")
             self._trackers.remove(tracker)

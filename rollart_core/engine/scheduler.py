@@ -29,7 +29,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
-from rollart_core.engine.attempts import Attempts
+from rollart_core.engine.attempts import Attempts, RetryBudget
 from rollart_core.engine.deadlines import Deadlines, first_excess
 from rollart_core.engine.events import (
     REDUNDANT,
@@ -87,14 +87,10 @@ class _Member:
     state: _State = "queued"
     version: int = -1
     """Until it has finished: the version it began with; after that: its oldest."""
-    first_attempt: int = 0
-    """Of this life of the run: retries are counted from here."""
+    budget: RetryBudget = field(default_factory=RetryBudget)
+    """Of this life of the run: retries are counted anew."""
     last_failure: str = ""
-    """Why the attempt before this one failed."""
-
-    @property
-    def num_retries(self) -> int:
-        return self.ticket.attempt - self.first_attempt
+    """Why the attempt before this one failed; empty for the first one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -238,8 +234,8 @@ class Scheduler:
         ticket = member.ticket
         self._count_failure(ticket.task.env_id, event.failure)
         member.last_failure = f"{event.failure.kind}: {event.failure.message}"
-        retries_left = member.num_retries < self.policy.max_retries
-        if event.failure.retryable and retries_left and not self._has_scores(member.group):
+        again = event.failure.retryable and not self._has_scores(member.group)
+        if again and member.budget.take(event.failure, self.policy.max_retries):
             self._leave_running(member, "queued")
             member.ticket = Ticket(
                 ticket.ticket_id, ticket.task, ticket.group_id, ticket.index, ticket.attempt + 1
@@ -369,7 +365,7 @@ class Scheduler:
         for member in group.members:
             if member.state not in _UNSETTLED or member.state in keep:
                 continue
-            if member.state in _EXECUTED or member.num_retries:
+            if member.state in _EXECUTED or member.last_failure:
                 self._counts.aborted += 1
                 self._actions.append(AbortEpisode(member.ticket.ticket_id, REDUNDANT))
             self._leave_running(member, "redundant")
@@ -407,8 +403,6 @@ class Scheduler:
 
     def _count_failure(self, env_id: str, failure: Failure) -> None:
         self._counts.failed[failure.kind] += 1
-        if failure.kind is FailureKind.CANCELLED:
-            return
         self._attempts.add(env_id, failure)
         reason = self._attempts.excess(self.policy.max_failure_rate)
         if reason is not None:
@@ -506,7 +500,7 @@ class Scheduler:
         for i in range(max(self.policy.num_members, len(came.attempts))):
             attempt = came.attempts[i] if i < len(came.attempts) else 0
             ticket = Ticket(f"{came.group_id}.{i}", came.task, came.group_id, i, attempt)
-            member = _Member(ticket, group, first_attempt=attempt)
+            member = _Member(ticket, group)
             group.members.append(member)
             self._members[ticket.ticket_id] = member
             self._queue.append(member)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rollart_core.config_model import ModelPath
 from rollart_core.config_runtime import RayRuntime
+from rollart_core.engine.attempts import RetryBudget
 from rollart_core.engine.estimates import Clusters
 from rollart_core.engine.evaluate import clusters_of
 from rollart_core.engine.observer import NobodyWatches, RunObserver
@@ -161,16 +162,17 @@ class _Evaluation:
     ) -> None:
         """Play a ticket until it comes to an end, or has failed too often."""
         async with self._gate:
-            first = log.attempts[ticket.ticket_id]
-            for attempt in range(first, first + self._config.failures.max_retries + 1):
-                if cell.stopped:
-                    return
+            budget, max_retries = RetryBudget(), self._config.failures.max_retries
+            while not cell.stopped:
+                attempt = log.attempts[ticket.ticket_id]
                 trajectory = await self._attempt(cell.column, replace(ticket, attempt=attempt))
-                episode = log.add(cell.column, trajectory)
-                self._watch(cell, episode)
-                if trajectory.failure is None or not trajectory.failure.retryable:
-                    break
-            progress.took(episode)
+                episode, failure = log.add(cell.column, trajectory), trajectory.failure
+                if failure is None or not failure.is_infrastructure:
+                    self._watch(cell, episode)
+                if failure and failure.retryable and budget.take(failure, max_retries):
+                    continue
+                progress.took(episode)
+                return
 
     async def _attempt(self, column: str, ticket: Ticket) -> Trajectory:
         if column in BASELINES:

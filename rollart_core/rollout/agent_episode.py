@@ -23,9 +23,10 @@ from rollart_core.errors import (
     EpisodeError,
     InferenceFailure,
 )
-from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
+from rollart_core.rollout.env_episode import EnvEpisode
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.rollout.episode import EpisodeLimits
+from rollart_core.rollout.episode import EpisodeLimits, check_return
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Failure, Message, Sample, Status, Ticket, Trajectory, Turn
 
@@ -113,8 +114,8 @@ async def run_agent_episode(
         scored = await parts.score(_request(ticket, record, result))
     except EpisodeError as e:
         # A program that waits in vain for an answer fails by its deadline, but not of it.
-        missing = record.seat.failure if record.seat else None
-        return failed(missing or e.failure())
+        failure, missing = e.failure(), record.seat.failure if record.seat else None
+        return failed(failure if failure.is_infrastructure else missing or failure)
     except asyncio.CancelledError:
         if on_cancel is not None:
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
@@ -146,12 +147,12 @@ async def _play(
 ) -> AgentResult:
     episode_id = f"{ticket.ticket_id}#{ticket.attempt}"
     limits = parts.limits
-    async with parts.envs.episode(episode_id, limits.timeouts) as episode:
+    async with parts.envs.episode(episode_id, limits.timeouts, ticket.task) as episode:
         await episode.prepare(parts.env, ticket)
         if parts.acts == "expert":
             await episode.solve(timeout_s=limits.episode_s)
         if parts.acts != "program":
-            record.result = await episode.finish(Recorded())
+            record.result = await _finished(episode, Recorded(), limits)
             return record.result
         assert parts.gateway is not None, "a program has somebody to ask"
         endpoint = parts.gateway.episode(
@@ -163,8 +164,15 @@ async def _play(
             error = await _ended(episode, where, seat, limits.episode_s)
         _judgeable(seat, error)
         recorded = Recorded(seat.messages, len(seat.turns), seat.truncated)
-        record.result = await episode.finish(recorded)
+        record.result = await _finished(episode, recorded, limits)
         return record.result
+
+
+async def _finished(episode: EnvEpisode, recorded: Recorded, limits: EpisodeLimits) -> AgentResult:
+    """Have an episode judged; its reward is in the declared range."""
+    result = await episode.finish(recorded)
+    check_return(result.reward, limits, "agent.finish")
+    return result
 
 
 async def _ended(

@@ -25,7 +25,7 @@ from rollart_core.contracts.agent import (
     HasSolution,
     Recorded,
 )
-from rollart_core.errors import EnvironmentFailure
+from rollart_core.errors import EnvironmentFailure, contained, is_from_outside
 
 T = TypeVar("T")
 END_S: Final = 5.0
@@ -157,8 +157,10 @@ async def _called(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Call it in the thread: what is not a coroutine function may block or raise there."""
     try:
         return await call()
-    except (SystemExit, KeyboardInterrupt) as e:  # a program's sys.exit ends the program
-        raise RuntimeError(f"it raised {type(e).__name__}: {e}") from e
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        raise contained(e) from e  # a program's sys.exit ends the program
 
 
 async def _all_ended() -> None:

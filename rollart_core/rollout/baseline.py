@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, TextAnswer
 from rollart_core.errors import EnvironmentFailure, InferenceFailure
-from rollart_core.rollout.env_pool import EnvEpisode
+from rollart_core.rollout.env_episode import EnvEpisode
 from rollart_core.rollout.random_player import random_words
 from rollart_core.tools.action import ToolAction
 from rollart_core.types import TokenSpan

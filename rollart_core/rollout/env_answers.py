@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rollart_core.contracts.agent import AgentResult
+from rollart_core.contracts.reward_check import SLACK
+from rollart_core.errors import first_line
 from rollart_core.types import Message, Observation, ToolCall, ToolSpec
 
 MAX_CONTEXT_BYTES: Final = 1_000_000
 """What an environment hands to its reward travels with every request."""
+MAX_REWARD: Final = 1e6
+"""How large the return of an episode may be where its environment declares no range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +62,22 @@ def observed(
 
     Raises:
         TypeError: When it has another form than the contract's.
-        ValueError: When the reward is not finite, or what the reward is to know is no plain JSON.
+        ValueError: When a reward or a component is not finite, or what the reward is to know is no
+            plain JSON.
     """
-    value = float(reward)
-    if not math.isfinite(value):
-        raise ValueError(f"reward is {value}")
+    value = _number(reward, "reward")
     if not isinstance(info, Mapping):
         raise TypeError(f"info must be a dict, not {type(info).__name__}")
     text, num_cut = _bounded(_checked(observation), max_chars)
     success = info.get("success")
-    parts = info.get("reward_components") or {}
     context = info.get("reward_context")
     return Observed(
         observation=text,
         reward=value,
-        terminated=bool(ends[0]),
-        truncated=bool(ends[1]),
-        success=None if success is None else bool(success),
-        components={str(k): float(v) for k, v in parts.items()},
+        terminated=_flag(ends[0], "terminated"),
+        truncated=_flag(ends[1], "truncated"),
+        success=None if success is None else _flag(success, "success"),
+        components=_components(info.get("reward_components")),
         invalid_action=bool(info.get("invalid_action", False)),
         cut_chars=num_cut,
         context=_context(context) if context else {},
@@ -88,13 +90,62 @@ def agent_result(result: AgentResult) -> AgentResult:
     Raises:
         ValueError: When its reward is not finite, or its context is no plain JSON.
     """
-    reward = float(result.reward)
-    if not math.isfinite(reward):
-        raise ValueError(f"reward is {reward}")
-    success = None if result.success is None else bool(result.success)
-    components = {str(k): float(v) for k, v in (result.components or {}).items()}
+    reward = _number(result.reward, "reward")
+    success = None if result.success is None else _flag(result.success, "success")
+    components = _components(result.components)
     context = _context(result.context) if result.context else {}
-    return AgentResult(reward, success, components, bool(result.truncated), context)
+    truncated = _flag(result.truncated, "truncated")
+    return AgentResult(reward, success, components, truncated, context)
+
+
+def return_problem(value: float, reward_range: tuple[float, float] | None) -> str:
+    """Return what is wrong with the return of an episode; empty if nothing is.
+
+    Args:
+        value: The sum of its rewards.
+        reward_range: As its environment declares it; None: it declares none. Where it has no end,
+            ``MAX_REWARD`` is the limit.
+    """
+    if not math.isfinite(value):
+        return f"the return is {value}"
+    low, high = reward_range or (-math.inf, math.inf)
+    low, high = (low, high) if math.isfinite(low) else (-MAX_REWARD, high)
+    high = high if math.isfinite(high) else MAX_REWARD
+    if low - SLACK <= value <= high + SLACK:
+        return ""
+    declared = "its spec's reward_range" if reward_range else "what is allowed without a range"
+    return f"the return {value:g} is outside {declared}, {low:g} to {high:g}"
+
+
+def _number(value: Any, name: str) -> float:
+    """Return a finite number as a float; numpy's and torch's scalars are numbers too."""
+    try:
+        if not isinstance(value, str | bytes) and math.isfinite(value):
+            return float(value)
+    except (TypeError, OverflowError, ValueError):  # no number, a huge int, an array of several
+        pass
+    shown = first_line(repr(value), 80)
+    if isinstance(value, float):
+        raise ValueError(f"{name} is {shown}")
+    raise TypeError(f"{name} must be a finite number, not {type(value).__name__}: {shown}")
+
+
+def _flag(value: Any, name: str) -> bool:
+    """Return a bool; numpy's is one too."""
+    is_numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+    if isinstance(value, bool) or is_numpy:
+        return bool(value)
+    raise TypeError(
+        f"{name} must be a bool, not {type(value).__name__}: {first_line(repr(value), 80)}"
+    )
+
+
+def _components(parts: Any) -> dict[str, float]:
+    if parts is None:
+        return {}
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"reward_components must be a dict, not {type(parts).__name__}")
+    return {str(k): _number(v, f"reward_components[{str(k)!r}]") for k, v in parts.items()}
 
 
 def _context(value: Any) -> dict[str, Any]:

@@ -9,140 +9,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
 
-from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
-from rollart_core.errors import EnvironmentFailure, PartDied
-from rollart_core.rollout.env_answers import Observed
-from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.types import Ticket
+from rollart_core.errors import PartDied
+from rollart_core.rollout.env_episode import (
+    ANSWER_GRACE_S,
+    EnvEpisode,
+    PhaseTimeouts,
+    Place,
+    Worker,
+)
+from rollart_core.rollout.worker_losses import WorkerLosses
+from rollart_core.types import Task
 
-ANSWER_GRACE_S = 5.0
-"""How much later than the worker's own deadline the pool gives up on its answer."""
 MAX_START_RETRIES = 2
 """Of a worker that cannot be started."""
 RETRY_S = 0.25
 """Before the first of them, and twice as long before the second."""
-
-
-class Worker(Protocol):
-    """An env worker, here or in another process."""
-
-    @property
-    def alive(self) -> bool:
-        """False when it will never answer again."""
-
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
-
-    async def close(self) -> None:
-        """End it and all its environments."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimeouts:
-    """Seconds for each call."""
-
-    reset_s: float
-    step_s: float
-    close_s: float = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """A worker and how busy it is."""
-
-    worker: Worker
-    num_episodes: int = 0
-    retired: bool = False
-
-
-class EnvEpisode:
-    """One environment, from reset to the end of one episode."""
-
-    def __init__(self, worker: Worker, episode_id: str, timeouts: PhaseTimeouts) -> None:
-        """Bind a worker to an episode id."""
-        self._worker = worker
-        self._id = episode_id
-        self._timeouts = timeouts
-        self.clean = True
-        """False once a call failed: the environment is not used again."""
-        self.is_agent = False
-        """True once it was prepared: a program may sit in a thread of its own."""
-
-    async def reset(self, env: EnvRef, ticket: Ticket) -> Observed:
-        """Begin the ticket's task and return the first observation."""
-        options = {"task": ticket.task.index, "split": ticket.task.split}
-        observed: Observed = await self._call(
-            "reset", env, seed=ticket.task.seed, options=options, timeout_s=self._timeouts.reset_s
-        )
-        return observed
-
-    async def step(self, action: str) -> Observed:
-        """Act."""
-        observed: Observed = await self._call("step", action, timeout_s=self._timeouts.step_s)
-        return observed
-
-    async def oracle(self) -> str | None:
-        """Return the expert's next action."""
-        action: str | None = await self._call("oracle", timeout_s=self._timeouts.step_s)
-        return action
-
-    async def random_action(self, key: int) -> str:
-        """Return what a player does who draws, by ``key``, among what is offered."""
-        action: str = await self._call("random_action", key, timeout_s=self._timeouts.step_s)
-        return action
-
-    async def prepare(self, env: EnvRef, ticket: Ticket) -> AgentStart:
-        """Begin the ticket's task, of an agent."""
-        self.is_agent = True
-        options = {"task": ticket.task.index, "split": ticket.task.split}
-        start: AgentStart = await self._call(
-            "prepare", env, seed=ticket.task.seed, options=options, timeout_s=self._timeouts.reset_s
-        )
-        return start
-
-    async def run(self, endpoint: Endpoint, *, timeout_s: float) -> None:
-        """Run the agent's program to its end, or until it is stopped."""
-        await self._call("run", endpoint, timeout_s=timeout_s)
-
-    async def solve(self, *, timeout_s: float) -> None:
-        """Do what an expert would in place of the agent's program."""
-        await self._call("solve", timeout_s=timeout_s)
-
-    async def stop(self, *, timeout_s: float) -> None:
-        """End the agent's program; ``run`` returns."""
-        async with TimeLimit("agent.stop", timeout_s):
-            await self._worker.call("stop", self._id)
-
-    async def finish(self, recorded: Recorded) -> AgentResult:
-        """Judge what the agent's program has left."""
-        result: AgentResult = await self._call("finish", recorded, timeout_s=self._timeouts.step_s)
-        return result
-
-    async def end(self) -> None:
-        """Give the environment back; never raises."""
-        timeout_s = self._timeouts.close_s
-        with suppress(Exception):
-            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
-                await self._worker.call("end", self._id, reusable=self.clean, timeout_s=timeout_s)
-
-    async def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        what = f"agent.{method}" if self.is_agent else f"env.{method}"
-        clean, self.clean = self.clean, False
-        try:
-            late = f"{what}: the env worker does not answer"
-            async with TimeLimit(what, timeout_s + ANSWER_GRACE_S, late):
-                answer = await self._worker.call(
-                    method, self._id, *args, timeout_s=timeout_s, **kwargs
-                )
-        except PartDied as e:
-            raise EnvironmentFailure(f"{what}: {e}", boundary=what) from e
-        self.clean = clean
-        return answer
+MAX_OWN = 8
+"""Most episodes at once that have a process of their own; others wait for theirs."""
 
 
 class EnvPool:
@@ -152,7 +38,11 @@ class EnvPool:
         """Describe the pool; ``start`` brings it up."""
         self._start_worker = start_worker
         self._num_workers = num_workers
-        self._places: list[_Place] = []
+        self._places: list[Place] = []
+        self._losses = WorkerLosses()
+        self._own = asyncio.Semaphore(MAX_OWN)
+        self._apart: dict[str, Place] = {}
+        self._starting_apart = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self._growing: asyncio.Task[None] | None = None
         self._closed = False
@@ -172,7 +62,7 @@ class EnvPool:
     @property
     def num_episodes(self) -> int:
         """Episodes under way."""
-        return sum(place.num_episodes for place in self._places)
+        return sum(len(place.episodes) for place in (*self._places, *self._apart.values()))
 
     async def start(self) -> None:
         """Start all workers.
@@ -198,7 +88,7 @@ class EnvPool:
         self._num_workers = num_workers
         self._drop_dead()
         while len(self._places) > num_workers:
-            self._retire(min(self._places, key=lambda p: p.num_episodes))
+            self._retire(min(self._places, key=lambda p: len(p.episodes)))
         if len(self._places) < num_workers:
             await asyncio.shield(self._grow())
 
@@ -207,19 +97,34 @@ class EnvPool:
         return await (await self._least_busy()).worker.call(method, *args, **kwargs)
 
     @asynccontextmanager
-    async def episode(self, episode_id: str, timeouts: PhaseTimeouts) -> AsyncIterator[EnvEpisode]:
-        """Lend an environment for one episode, and take it back by whatever road that ends."""
-        place = await self._least_busy()
-        place.num_episodes += 1
-        # Evaluations share ids, and of an episode that ends before it begins the end is remembered.
-        episode = EnvEpisode(place.worker, f"{episode_id}~{next(self._numbers)}", timeouts)
-        try:
-            yield episode
-        except BaseException:
-            episode.clean = False
-            raise
-        finally:
-            await asyncio.shield(asyncio.ensure_future(self._take_back(place, episode)))
+    async def episode(
+        self, episode_id: str, timeouts: PhaseTimeouts, task: Task | None = None
+    ) -> AsyncIterator[EnvEpisode]:
+        """Lend an environment for one episode, and take it back however that ends.
+
+        Args:
+            episode_id: Of the episode.
+            timeouts: Of its calls.
+            task: What is played; after losses it may get a process of its own.
+        """
+        if task is not None:
+            self._losses.see(task)
+        own = task is not None and self._losses.needs_own_process(task)
+        async with self._own if own else nullcontext():
+            place = await self._place(task, own)
+            # Evaluations share ids, and the end of an episode that comes first is remembered.
+            name = f"{episode_id}~{next(self._numbers)}"
+            episode = EnvEpisode(place, name, timeouts, task)
+            place.episodes.add(episode)
+            try:
+                yield episode
+                if place.own_task is not None:
+                    self._losses.survived(place.own_task)
+            except BaseException:
+                episode.clean = False
+                raise
+            finally:
+                await asyncio.shield(asyncio.ensure_future(self._take_back(place, episode)))
 
     async def close(self) -> None:
         """End all workers."""
@@ -227,21 +132,22 @@ class EnvPool:
         if self._growing is not None:
             self._growing.cancel()
             await asyncio.gather(self._growing, return_exceptions=True)
-        places, self._places = self._places, []
+        places, self._places = [*self._places, *self._apart.values()], []
+        self._apart.clear()
         await asyncio.gather(*(p.worker.close() for p in places), *self._closing)
 
-    async def _take_back(self, place: _Place, episode: EnvEpisode) -> None:
+    async def _take_back(self, place: Place, episode: EnvEpisode) -> None:
         if not episode.clean:
             await self._inspect(place)
         if place.worker.alive:
             await episode.end()
             if episode.is_agent and not episode.clean:  # only its end shows whether it hangs
                 await self._inspect(place)
-        place.num_episodes -= 1
+        place.episodes.discard(episode)
         if place.retired:
             self._close_if_idle(place)
 
-    async def _inspect(self, place: _Place) -> None:
+    async def _inspect(self, place: Place) -> None:
         """Retire a worker that is gone, silent, or has a thread that will not come back."""
         if place.retired:
             return
@@ -254,18 +160,22 @@ class EnvPool:
         except PartDied as e:
             hung, why = 1, str(e)
         if hung and not place.retired:
+            is_counted = place in self._places
             self._retire(place)
-            self._replaced(why)
+            if is_counted:
+                self._replaced(why)
 
-    def _retire(self, place: _Place) -> None:
+    def _retire(self, place: Place) -> None:
         """Send it no more episodes."""
         place.retired = True
         if place in self._places:
             self._places.remove(place)
+        for env_id in [name for name, apart in self._apart.items() if apart is place]:
+            del self._apart[env_id]
         self._close_if_idle(place)
 
-    def _close_if_idle(self, place: _Place) -> None:
-        if place.num_episodes == 0:
+    def _close_if_idle(self, place: Place) -> None:
+        if len(place.episodes) == 0:
             task = asyncio.create_task(place.worker.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -281,7 +191,21 @@ class EnvPool:
             self._retire(place)
             self._replaced("its process is gone")
 
-    async def _least_busy(self) -> _Place:
+    async def _place(self, task: Task | None, own: bool) -> Place:
+        """Return where the next episode runs: on a shared worker, unless losses say otherwise."""
+        if task is not None and own:
+            with suppress(PartDied):
+                return Place(await self._start_worker(), self._losses, task, retired=True)
+        if task is not None and self._losses.is_kept_apart(task.env_id):
+            async with self._starting_apart:
+                place = self._apart.get(task.env_id)
+                if place is None or not place.worker.alive:
+                    place = Place(await self._start_worker(), self._losses)
+                    self._apart[task.env_id] = place
+            return place
+        return await self._least_busy()
+
+    async def _least_busy(self) -> Place:
         self._drop_dead()
         if len(self._places) < self._num_workers and not self._closed:
             self._grow()
@@ -292,10 +216,10 @@ class EnvPool:
             await asyncio.wait([growing])
             if not growing.cancelled():
                 growing.result()
-        return min(self._places, key=lambda p: p.num_episodes)
+        return min(self._places, key=lambda p: len(p.episodes))
 
     async def _start_one(self) -> None:
-        self._places.append(_Place(await self._start_worker()))
+        self._places.append(Place(await self._start_worker(), self._losses))
 
     def _grow(self) -> asyncio.Task[None]:
         """Start what workers are missing; one task at a time does."""

@@ -23,8 +23,9 @@ from rollart_core.errors import (
     boundary,
 )
 from rollart_core.models.tool_calls import ParsedCalls
-from rollart_core.rollout.env_answers import Observed
-from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_answers import Observed, return_problem
+from rollart_core.rollout.env_episode import EnvEpisode, PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
@@ -95,6 +96,8 @@ class EpisodeLimits:
     timeouts: PhaseTimeouts
     generate_s: float
     episode_s: float
+    reward_range: tuple[float, float] | None = None
+    """As the environment declares it for the return of an episode; None: it declares none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +194,10 @@ async def run_episode(
 async def _play(
     ticket: Ticket, parts: EpisodeParts, record: _Record, temperature: float | None
 ) -> Talk:
-    session_id = f"{ticket.ticket_id}#{ticket.attempt}"
+    session_id, timeouts = f"{ticket.ticket_id}#{ticket.attempt}", parts.limits.timeouts
     conversation = parts.new_conversation()
     try:
-        async with parts.envs.episode(session_id, parts.limits.timeouts) as episode:
+        async with parts.envs.episode(session_id, timeouts, ticket.task) as episode:
             observed = await episode.reset(parts.env, ticket)
             record.context.update(observed.context)
             if observed.tools:
@@ -221,6 +224,7 @@ async def _play(
                     record.truncated = observed.truncated and not observed.terminated
                     break
                 record.truncated = len(record.turns) >= parts.limits.max_turns
+            check_return(record.env_return, parts.limits, "env.step")
     finally:
         await parts.engine.release(session_id)
     return conversation
@@ -310,6 +314,16 @@ def _request(ticket: Ticket, record: _Record, conversation: Talk) -> RewardReque
         context=record.context,
         attempt=ticket.attempt,
     )
+
+
+def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
+    """Refuse the return of an episode that its environment may not give.
+
+    Raises:
+        EnvironmentFailure: When it is outside the declared range, or too large where there is none.
+    """
+    if problem := return_problem(value, limits.reward_range):
+        raise EnvironmentFailure(f"{what}: {problem}", boundary=what)
 
 
 def _text(observation: Observation) -> str:

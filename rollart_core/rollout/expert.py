@@ -10,7 +10,7 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ContextOverflow, EnvironmentFailure
 from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.tokenizer import ChatTokenizer
-from rollart_core.rollout.env_pool import EnvEpisode
+from rollart_core.rollout.env_episode import EnvEpisode
 from rollart_core.rollout.tool_turn import expert_turn
 from rollart_core.tools.action import ToolAction
 from rollart_core.types import TokenSpan

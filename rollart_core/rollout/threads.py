@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from rollart_core.errors import contained
+
 T = TypeVar("T")
 
 
@@ -147,7 +149,7 @@ class _Job(Generic[T]):
         self._function = function
         self._loop = loop
         self.unwanted = unwanted
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.future: asyncio.Future[T] = loop.create_future()
         self.has_begun = self.has_ended = self.is_given_up = self.is_written_off = False
 
@@ -155,7 +157,7 @@ class _Job(Generic[T]):
         try:
             self.value = self._function()
         except BaseException as e:
-            self.error = e
+            self.error = contained(e)
 
     def answer(self) -> None:
         """Tell who waits; nobody does for a call that was not made."""

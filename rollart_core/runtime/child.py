@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from rollart_core.errors import RollartError
+from rollart_core.errors import RollartError, described, is_from_outside
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
 from rollart_core.runtime.host import PartHost, die_with_parent, leave, portable
 
@@ -40,12 +40,15 @@ class _Server:
         try:
             value = await self.host.run(call.name, call.args, call.kwargs)
             answer = Answer(call.call_id, value=value)
-        except Exception as e:
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
             answer = Answer(call.call_id, error=portable(e))
         try:
             frame = encode(answer)
-        except Exception as e:
-            frame = encode(Answer(call.call_id, error=RollartError(f"unsendable answer: {e}")))
+        except BaseException as e:
+            unsendable = RollartError(f"unsendable answer: {described(e)}")
+            frame = encode(Answer(call.call_id, error=unsendable))
         with contextlib.suppress(ConnectionError):
             self.writer.write(frame)
             await self.writer.drain()

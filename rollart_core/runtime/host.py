@@ -15,11 +15,11 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollart_core.errors import RollartError, first_line
+from rollart_core.errors import RollartError, contained, described
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +41,7 @@ class PartHost:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        return await loop.run_in_executor(self._thread, _contained, function, args, kwargs)
 
     def _find(self, name: str) -> Any:
         if name == "__build__":
@@ -57,17 +57,28 @@ class PartHost:
         self.part = self._find(factory)(**kwargs)
 
 
+def _contained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function on the thread of the part; no error of it ends that thread or the loop."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as e:
+        raise contained(e) from e
+
+
 async def _pong() -> None:
     """Say that the loop of this process runs."""
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> Exception:
     """Return the error if it survives the journey, else a plain one that says the same."""
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RollartError(f"{type(error).__name__}: {first_line(str(error))}")
-    return error
+        if isinstance(error, Exception):
+            again = pickle.loads(pickle.dumps(error))
+            if type(again) is type(error) and isinstance(str(again), str):
+                return error
+    except BaseException:  # whatever its methods raise, the caller gets an answer
+        pass
+    return RollartError(described(error))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -20,7 +20,8 @@ from rollart_core.config_checks import INLINE_POOLS
 from rollart_core.config_runtime import InlineRuntime as InlineConfig
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.resolve import ResolvedRun
-from rollart_core.rollout.env_pool import LocalWorker, Worker
+from rollart_core.rollout.env_episode import Worker
+from rollart_core.rollout.env_pool import LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts_runtime import PartsRuntime

@@ -28,7 +28,8 @@ from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import RollartError, UserError
 from rollart_core.resolve import ResolvedPlugin, ResolvedRun
-from rollart_core.rollout.env_pool import EnvPool, Worker
+from rollart_core.rollout.env_episode import Worker
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.router import Router
 from rollart_core.rollout.teacher import Teacher
 from rollart_core.runtime.base import TakeSamples

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool, Role
-from rollart_core.errors import RollartError, first_line
+from rollart_core.errors import RollartError, described, first_line, text_of
 from rollart_core.plan.replan import Departure, Replanner
 from rollart_core.plan.run_plan import demand_of, place, workloads_of
 from rollart_core.resolve import ResolvedRun
@@ -123,9 +123,9 @@ class RunPlan:
                 place, self._run, pools, demand, departure.workloads
             )
         except Exception as e:  # whatever a mapper raises: the run has a plan that it can keep
-            error = first_line(str(e))
+            error = first_line(text_of(e))
             if not isinstance(e, RollartError):
-                error = f"the mapper raised {type(e).__name__}: {error}"
+                error = f"the mapper raised {described(e)}"
             self._event("plan_kept", {"why": list(departure.why), "error": error})
             return
         if placement.engines != self.placement.engines:

@@ -1,7 +1,8 @@
 """A part in a process of its own: started, called, watched and ended.
 
 Takes: ``"module:Class"`` and arguments that pickle. Gives: ``await part.call("method", ...)``.
-Never: leaves the process behind; it ends with ``close``, with the run's process, or when told.
+Never: leaves the process behind; it ends with ``close``, with the run's process, or when told. What
+it has started ends with ``close`` too, also in sessions of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from rollart_core.errors import PartDied
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
+
+PART_VARIABLE: Final = "ROLLART_PART"
+"""Marks a part's process and all that it starts."""
+KILL_PASSES: Final = 100
+KILL_WAIT_S: Final = 0.02
+"""Between two passes."""
 
 
 class PartProcess:
@@ -45,7 +54,8 @@ class PartProcess:
         self.on_death: Callable[[PartProcess], None] | None = None
         self._log_path = log_path
         self._num_threads = num_threads
-        self._more = dict(environment or {})
+        self._mark = uuid.uuid4().hex
+        self._more = {**(environment or {}), PART_VARIABLE: self._mark}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,6 +132,7 @@ class PartProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(_kill_marked, self._mark)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -175,6 +186,36 @@ class PartProcess:
             "PYTHONPATH": path,
             **self._more,
         }
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what a process that has ended left behind: processes that inherited its mark.
+
+    A process that replaces its environment is not found. Elsewhere than on Linux none is.
+    """
+    text = f"{PART_VARIABLE}={mark}".encode()
+    for _ in range(KILL_PASSES):  # what is killed may be about to start another
+        found = [pid for pid in _all_pids() if text in _environment_of(pid)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(KILL_WAIT_S)
+
+
+def _all_pids() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return []
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    """Return the variables a process began with; none of one that ended or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _spawn(

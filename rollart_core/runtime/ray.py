@@ -37,6 +37,8 @@ from rollart_core.runtime.ray_pools import Node, Seat
 
 LOOK_S = 1.0
 """Between two looks at the cluster's head."""
+NODE_LOST_S = 3.0
+"""When the raylet of a cluster that this run started is out of reach for this long, it is gone."""
 REMOVE_S = 10.0
 """For a node to remove what a run has left in its memory."""
 
@@ -77,8 +79,8 @@ class RayRuntime(PartsRuntime):
                 versions than this process.
         """
         self._cluster.open()
-        self._watching = asyncio.create_task(self._watch_over(), name="watch the cluster")
         nodes = self._cluster.nodes()
+        self._watching = asyncio.create_task(self._watch_over(nodes), name="watch the cluster")
         declared = self._ray.pools
         self._pools, faults = list(declared), []
         try:
@@ -266,22 +268,35 @@ class RayRuntime(PartsRuntime):
         found = await self._cluster.ask(ray_nodes.ask_for_a_port(trainer.address), [trainer])
         return f"tcp://{secrets.token_hex(16)}@{trainer.address}:{found[trainer]}"
 
-    async def _watch_over(self) -> None:
-        """Look whether the cluster's head can be reached; when not for too long, the run is over.
+    async def _watch_over(self, nodes: Sequence[Node]) -> None:
+        """Look whether the cluster can still be used; when not for too long, the run is over.
 
-        Ray would end this process after a minute, without a word to anybody.
+        Without its head Ray would end this process after a minute, without a word to anybody. The
+        raylet of a cluster that this run started is looked at too: it is the only node, Ray does
+        not start it again, and without it no part can be.
         """
-        host, port = address_of(self._cluster.address)
+        head = f"the head of the Ray cluster at {self._cluster.address}"
+        looked_at = [(head, address_of(self._cluster.address), self._ray.head_lost_s)]
+        if self._cluster.is_own:
+            raylet = "the raylet of the Ray that this run started, its only node,"
+            looked_at += [(raylet, (n.address, n.port), NODE_LOST_S) for n in nodes if n.port]
         loop = asyncio.get_running_loop()
-        seen = loop.time()
-        while loop.time() - seen < self._ray.head_lost_s:
+        seen = dict.fromkeys((what for what, _, _ in looked_at), loop.time())
+        gone = ""
+        while not gone:
             await asyncio.sleep(LOOK_S)
-            if await _reached(host, port):
-                seen = loop.time()
+            for what, (host, port), limit_s in looked_at:
+                if await _reached(host, port):
+                    seen[what] = loop.time()
+                elif loop.time() - seen[what] >= limit_s:
+                    gone = what
+        self._lose_cluster(gone)
+
+    def _lose_cluster(self, what: str) -> None:
+        """End the run: what the cluster needs is gone."""
         self._cluster.lost = True
         error = ClusterLost(
-            f"the head of the Ray cluster at {self._cluster.address} is gone; what was done so "
-            f"far is kept: rollart run --resume {self.run_dir}"
+            f"{what} is gone; what was done so far is kept: rollart run --resume {self.run_dir}"
         )
         if self.on_lost is not None:
             self.on_lost(error)

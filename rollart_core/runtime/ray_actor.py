@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollart_core.errors import RollartError
+from rollart_core.errors import RollartError, described, is_from_outside
 from rollart_core.runtime.frames import Answer, Call
 from rollart_core.runtime.host import PartHost, leave, portable
 
@@ -76,12 +76,14 @@ class PartActor:
         try:
             call: Call = pickle.loads(frame)
             answer = Answer(call_id, await self._host.run(call.name, call.args, call.kwargs))
-        except Exception as e:
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
             answer = Answer(call_id, error=portable(e))
         try:
             answered = pickle.dumps(answer, protocol=5)
-        except Exception as e:
-            error = RollartError(f"unsendable answer: {e}")
+        except BaseException as e:
+            error = RollartError(f"unsendable answer: {described(e)}")
             answered = pickle.dumps(Answer(call_id, error=error), protocol=5)
         self._answers.append((call_id, answered))
         self._answered.set()

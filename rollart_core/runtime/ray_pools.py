@@ -35,6 +35,8 @@ class Node:
     name: str
     resources: Mapping[str, float]
     labels: Mapping[str, str]
+    port: int = 0
+    """Of its raylet; 0: not known."""
 
     @property
     def title(self) -> str:
@@ -61,6 +63,7 @@ def nodes_of(said: Iterable[Mapping[str, Any]]) -> list[Node]:
             name=node["NodeManagerHostname"],
             resources=node["Resources"],
             labels=node.get("Labels") or {},
+            port=int(node.get("NodeManagerPort") or 0),
         )
         for node in said
         if node["Alive"]

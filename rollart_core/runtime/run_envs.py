@@ -21,7 +21,8 @@ from rollart_core.errors import ConfigError
 from rollart_core.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.rollout.baseline import Baseline, BaselineName, NobodyGenerates
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import (
     EpisodeLimits,
@@ -317,6 +318,7 @@ class RunEnvs:
             timeouts=PhaseTimeouts(env.reset_s, env.step_s),
             generate_s=deadlines.generate_s,
             episode_s=deadlines.episode_s,
+            reward_range=env.reward_range,
         )
 
 

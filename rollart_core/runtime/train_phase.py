@@ -64,6 +64,9 @@ class TrainPhase:
         self._parts = parts
         self._controller: Controller | None = None
         self._running = False
+        self._restoring: asyncio.Task[RunStarted] | None = None
+        """While the trainer is started again."""
+        self._failure: BaseException | None = None
         self._stop_reason: str | None = None
         self._stop_kind: StopKind = "requested"
         self._version = 0
@@ -74,8 +77,12 @@ class TrainPhase:
 
     @property
     def running(self) -> bool:
-        """True while it can be asked to stop."""
-        return self._running
+        """True while it can be asked to stop.
+
+        Not while the trainer is started again, which may take minutes: a run that is ended then
+        keeps what was done so far, as after a kill.
+        """
+        return self._running and self._restoring is None
 
     async def prepare(self, resumed: RunState | None) -> None:
         """Bring the task source to where the run stands; keep the weights that RL begins with.
@@ -112,7 +119,7 @@ class TrainPhase:
                 try:
                     return await self._live(started)
                 except TrainerLost as e:
-                    started = await self._bring_back(e)
+                    started = await self._restored(e)
                 except GuardTripped as e:
                     started = await self._undo(e.trip, self._version + 2)
                 except TrainingDiverged as e:
@@ -175,7 +182,7 @@ class TrainPhase:
         try:
             return await self._go_on_from(state, "resumed")
         except TrainerLost as e:
-            return await self._bring_back(e)
+            return await self._restored(e)
 
     async def _undo(self, trip: Trip, as_version: int) -> RunStarted:
         """Go back to the last good checkpoint, and leave out what was trained since."""
@@ -185,7 +192,7 @@ class TrainPhase:
             state = await parts.recorder.load_newest(parts.trainer.call)
             return await self._go_on_from(state, f"the guard tripped: {trip.reason}")
         except TrainerLost as e:
-            return await self._bring_back(e)
+            return await self._restored(e)
 
     async def _validate_first(self, version: int) -> None:
         """Validate what the engines hold before a life begins; it may be that nothing is left."""
@@ -196,6 +203,22 @@ class TrainPhase:
             await validator.validate(version)
         if (reason := validator.stop_reason()) and self._stop_reason is None:
             self._stop_reason = reason
+
+    async def _restored(self, error: TrainerLost) -> RunStarted:
+        """Bring the trainer back, unless another part is lost that training cannot do without.
+
+        Raises:
+            RollartError: That such a part is lost.
+        """
+        restoring = self._restoring = asyncio.ensure_future(self._bring_back(error))
+        try:
+            return await restoring
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            raise self._failure from error
+        finally:
+            self._restoring = None
 
     async def _bring_back(self, error: TrainerLost) -> RunStarted:
         """Start the trainer again, and go back to the newest checkpoint."""
@@ -268,6 +291,9 @@ class TrainPhase:
         """End with an error of a part that training cannot do without."""
         if self._controller is not None:
             self._controller.fail(error)
+        elif self._restoring is not None and not isinstance(error, TrainerLost):
+            self._failure = error
+            self._restoring.cancel()
 
 
 def schedule_policy(run: ResolvedRun) -> SchedulePolicy:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rollart_core.contracts.weights import Publication
-from rollart_core.errors import PartDied, RollartError, TrainerLost, first_line
+from rollart_core.errors import PartDied, RollartError, TrainerLost, described
 from rollart_core.runtime.part import Part
 from rollart_core.runtime.parts import RankArgs
 from rollart_core.runtime.remote import obituary, shut_down
@@ -187,10 +187,10 @@ class TrainerGroup:
                     self._lost = str(error)  # says more than hearing of the death did
         error = next(iter(errors.values()))
         if self._lost is None:
-            alike = len(errors) == len(parts) and len({repr(e) for e in errors.values()}) == 1
+            alike = len(errors) == len(parts) and len({described(e) for e in errors.values()}) == 1
             if alike and not _is_of_the_link(error):
                 return error
-            what = f"{type(error).__name__}: {first_line(str(error))}"
+            what = described(error)
             dead = parts[next(iter(errors))]
             self._lose(f"the {dead.name} process raised {what}", dead)
             if isinstance(error, RollartError):

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 import gymnasium
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from rollart_core.errors import first_line
+from rollart_core.errors import first_line, text_of
 from rollart_core.spaces import Messages, Text
 from rollart_core.tools.action import Call, ToolAction
 from rollart_core.tools.source import ToolError, ToolResult, ToolSource
@@ -133,7 +133,7 @@ class ToolEnv(gymnasium.Env[Observation, str]):
         try:
             answer = self._made(call)
         except ToolError as e:
-            return ToolResult(f"error: {e}")
+            return ToolResult(f"error: {text_of(e)}")
         return answer if isinstance(answer, ToolResult) else ToolResult(str(answer))
 
     def _made(self, call: Call) -> str | ToolResult:

@@ -26,7 +26,7 @@ from rollart_core.config_trainer import NormClip
 from rollart_core.config_training import LoRA
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
-from rollart_core.errors import BatchRefused
+from rollart_core.errors import BatchRefused, text_of
 from rollart_core.train import batch, checkpoint, distributed, process_group
 from rollart_core.train.batch import Minibatch, Row
 from rollart_core.train.batch_metrics import batch_metrics, value_metrics
@@ -304,7 +304,7 @@ class Trainer:
             advantages = self._algorithm.advantages(ordered, signals)
             targets = self._algorithm.targets(ordered, signals)
         except ValueError as e:
-            raise BatchRefused(f"{type(self._algorithm).__name__}: {e}") from e
+            raise BatchRefused(f"{type(self._algorithm).__name__}: {text_of(e)}") from e
         rows = batch.make_rows(ordered, advantages, policy_version)
         self._attach_targets(rows, samples, targets)
         minibatches = batch.split(

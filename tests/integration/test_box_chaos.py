@@ -29,7 +29,8 @@ from rollart_core.engine.tasks import TaskSource
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts, Worker
+from rollart_core.rollout.env_episode import PhaseTimeouts, Worker
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.rollout.router import Router

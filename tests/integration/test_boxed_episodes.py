@@ -15,7 +15,8 @@ from sandbox_walls import HELD, IN_DOCKER, missing
 from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
 from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
 from rollart_core.errors import EnvironmentFailure
-from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts, Worker
+from rollart_core.rollout.env_episode import PhaseTimeouts, Worker
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.runtime.process import PartProcess
 from rollart_core.runtime.remote import RemoteWorker

@@ -11,7 +11,8 @@ from sandbox_walls import HELD, IN_DOCKER, missing, no_bubblewrap
 
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import FailureKind, Task, Ticket

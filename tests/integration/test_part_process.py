@@ -1,5 +1,6 @@
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -9,12 +10,14 @@ import gymnasium
 import pytest
 from support.pace import scaled
 
-from rollart_core.errors import ConfigError, DeadlineFailure, PartDied
-from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
+from rollart_core.engine.attempts import RetryBudget
+from rollart_core.errors import ConfigError, DeadlineFailure, EpisodeError, PartDied
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.runtime.process import PartProcess
 from rollart_core.runtime.remote import RemoteWorker
-from rollart_core.types import Task, Ticket
+from rollart_core.types import Failure, FailureKind, Task, Ticket
 
 
 class Part:
@@ -119,8 +122,6 @@ asyncio.run(main())
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    import select
-
     ended, _, _ = select.select([descriptor], [], [], scaled(60))
     os.close(descriptor)
     assert ended, "the part outlived its owner"
@@ -188,5 +189,95 @@ def test_an_episode_that_is_aborted_closes_what_its_worker_process_is_about_to_m
                 for _ in playing:
                     await closed.get()
             await pool.close()
+
+    asyncio.run(main())
+
+
+class EndsItsProcess(gymnasium.Env[str, str]):
+    """Ends its process in the first step of one task; the others wait for a second step."""
+
+    def reset(self, *, seed=None, options=None):
+        self._is_bad = options["task"] == 0
+        return "begin", {}
+
+    def step(self, action):
+        if self._is_bad:
+            os._exit(3)
+        return "end", 1.0, action == "last", False, {}
+
+
+def test_an_environment_that_ends_its_process_harms_only_itself():
+    failures: dict[int, list[str]] = {}
+
+    async def start() -> RemoteWorker:
+        part = PartProcess("env")
+        limits = {"num_threads": 4, "max_observation_chars": 100}
+        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        return RemoteWorker(part)
+
+    async def play(pool: EnvPool, index: int, ready: asyncio.Barrier, attempt: int) -> bool:
+        task = Task("any", "train", index, 0)
+        ticket = Ticket(f"g{index}.0", task, f"g{index}", 0, attempt)
+        try:
+            async with pool.episode(f"e{index}", PhaseTimeouts(60, 60), task) as episode:
+                await episode.reset(EnvRef(f"{__name__}:EndsItsProcess"), ticket)
+                if attempt == 0:
+                    await ready.wait()  # all share one process
+                if index and attempt == 0:
+                    await asyncio.wait({bad})  # by then the process is gone
+                await episode.step("last")
+        except EpisodeError as e:
+            failures.setdefault(index, []).append(str(e.kind))
+            return False
+        return True
+
+    async def replay(pool: EnvPool, index: int, ready: asyncio.Barrier) -> None:
+        budget, attempt = RetryBudget(), 0
+        while not await play(pool, index, ready, attempt):
+            failure = Failure(FailureKind(failures[index][-1]), "env.step", "ended")
+            if not budget.take(failure, max_retries=2):
+                return
+            attempt += 1
+
+    async def main() -> None:
+        nonlocal bad
+        pool = EnvPool(start, num_workers=1)
+        await pool.start()
+        ready = asyncio.Barrier(9)
+        async with asyncio.timeout(scaled(120)):
+            bad = asyncio.create_task(replay(pool, 0, ready))
+            await asyncio.gather(bad, *(replay(pool, index, ready) for index in range(1, 9)))
+        await pool.close()
+
+    bad: asyncio.Task[None]
+    asyncio.run(main())
+    assert failures.pop(0) == ["infrastructure", *["environment"] * 3]
+    assert failures == {index: ["collateral"] for index in range(1, 9)}
+
+
+class StartsASession:
+    """A part that starts a process in a session of its own."""
+
+    def start(self) -> int:
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        return subprocess.Popen(command, start_new_session=True).pid
+
+    def end(self) -> None:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("how", ["closed", "ends itself"])
+def test_what_a_part_started_in_a_new_session_ends_with_it(how):
+    async def main() -> None:
+        part = PartProcess("test")
+        await part.start(f"{__name__}:StartsASession")
+        descriptor = os.pidfd_open(await part.call("start"))
+        if how == "ends itself":
+            with pytest.raises(PartDied, match="exit code 3"):
+                await part.call("end")
+        await part.close()
+        ended = await asyncio.to_thread(select.select, [descriptor], [], [], scaled(60))
+        os.close(descriptor)
+        assert ended[0], "the process outlived its part"
 
     asyncio.run(main())

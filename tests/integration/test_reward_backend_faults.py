@@ -78,14 +78,22 @@ async def failure(made: HttpBackend, *requests: RewardRequest) -> BackendFailure
     return caught.value
 
 
-BODY = wire.answer_bytes(WireAnswer((RewardResult(0.5),)))
+def answered(body: bytes, *results: wire.Outcome) -> bytes:
+    """Return the answer to a call."""
+    asked = wire.read_call(body)
+    return wire.answer_bytes(WireAnswer(asked.key, asked.ids, results))
+
+
+BODY = wire.answer_bytes(WireAnswer("key", ("t0",), (RewardResult(0.5),)))
 
 
 @pytest.mark.parametrize(
     ("status", "body", "again", "says"),
     [
         (200, b"<html>oops", True, "is no JSON"),
-        (200, b'{"version":1}', True, "'results' is missing"),
+        (200, b'{"version":2}', True, "'key' is missing"),
+        (200, b'{"version":1}', True, "version 1, not 2"),
+        (200, BODY, True, "'key' is that of another call"),
         (200, b"[]", True, "is a list, not an object"),
         (200, BODY.replace(b"0.5", b"NaN"), True, "NaN is no JSON"),
         (404, b"", False, "status 404: there is no function at this URL"),
@@ -137,10 +145,11 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> None:
     async def handler(request: web.Request) -> web.Response:
         nonlocal num_asked
         num_asked += 1
+        body = await request.read()
         if num_asked in (2, 4, 5):
             assert request.transport is not None
             request.transport.close()
-        return web.Response(body=BODY)
+        return web.Response(body=answered(body, RewardResult(0.5)))
 
     async def main() -> None:
         async with http(answering(handler)) as made:
@@ -244,7 +253,7 @@ def test_a_traceback_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = RewardFailure("it raised", detail=f"Traceback: wrong key {TOKEN}")
 
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=wire.answer_bytes(WireAnswer((broken,))))
+        return web.Response(body=answered(await request.read(), broken))
 
     async def cannot(*args: object, **more: object) -> wire.WireAnswer:
         raise BackendFailure("not sent", detail=f"Traceback: {TOKEN}")
@@ -267,7 +276,7 @@ def test_large_calls_go_in_pieces_and_what_is_too_large_fails_alone() -> None:
         body = await request.read()
         num = len(json.loads(body)["requests"])
         seen.append(len(body))
-        return web.Response(body=wire.answer_bytes(WireAnswer((RewardResult(0.5),) * num)))
+        return web.Response(body=answered(body, *(RewardResult(0.5),) * num))
 
     async def main() -> None:
         async with http(answering(handler), max_request_bytes=8192, num_requests=50) as made:
@@ -282,6 +291,40 @@ def test_large_calls_go_in_pieces_and_what_is_too_large_fails_alone() -> None:
             whole = RewardCall(tuple(given), "key", 5.0, group=True)
             with pytest.raises(BackendFailure, match="takes"):
                 await made.invoke(whole)
+
+    asyncio.run(main())
+
+
+def test_no_reward_is_wrong_with_a_server_that_reorders_its_results() -> None:
+    num_calls = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal num_calls
+        num_calls += 1
+        raw = json.loads(await request.read())
+        results = [
+            {"id": one["id"], "value": one["task_index"] / 200, "components": {}}
+            for one in raw["requests"]
+        ]
+        if num_calls % 2:
+            results.reverse()
+        said = {"version": 2, "key": raw["key"], "results": results}
+        return web.json_response({**said, "run_s": 0.0, "cold": False, "num_hung": 0})
+
+    async def main() -> None:
+        async with http(answering(handler), num_requests=20) as made:
+            given = [
+                replace(example_request(), ticket_id=f"g.{index}", task_index=index)
+                for index in range(200)
+            ]
+            results = (await made.invoke(call(*given))).results
+        right = [
+            isinstance(one, RewardResult) and one.value == index / 200
+            for index, one in enumerate(results)
+        ]
+        garbage = [one for one in results if isinstance(one, BackendFailure)]
+        assert (sum(right), len(garbage)) == (100, 100)
+        assert all("in the place of" in str(one) and one.again for one in garbage)
 
     asyncio.run(main())
 

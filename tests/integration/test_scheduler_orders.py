@@ -1,11 +1,13 @@
 """The schedule under random orders of events: the promises hold and it never gets stuck."""
 
 import random
+from collections import Counter
 from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollart_core.engine.attempts import MAX_REPLAYS
 from rollart_core.engine.events import (
     AbortEpisode,
     Action,
@@ -67,6 +69,7 @@ class World:
         self.played: dict[str, Literal["waits", "scored", "unscored"]] = {}
         """Of the running: those whose group is scored together; its score came, or failed."""
         self.failures: dict[str, str] = {}
+        self.num_replays: Counter[str] = Counter()
         self.enough: set[str] = set()
         """Groups of which as many as are needed have played."""
         self.to_judge: list[str] = []
@@ -145,6 +148,7 @@ class World:
             case EpisodeFailed(ticket_id, _, failure):
                 self.end(ticket_id)
                 self.failures[ticket_id] = f"{failure.kind}: {failure.message}"
+                self.num_replays[ticket_id] += failure.is_infrastructure
             case TicketExpired(ticket_id):
                 self.failures[ticket_id] = TIMEOUT
             case GroupKept(group) | GroupFiltered(group):
@@ -164,7 +168,8 @@ class World:
                     assert ticket.ticket_id not in self.settled
                     first = self.first_attempts.get(ticket.ticket_id, 0)
                     assert (ticket.ticket_id in self.started) == (ticket.attempt > first)
-                    assert first <= ticket.attempt <= first + self.policy.max_retries
+                    num_replays = min(self.num_replays[ticket.ticket_id], MAX_REPLAYS)
+                    assert first <= ticket.attempt - num_replays <= first + self.policy.max_retries
                     self.started.add(ticket.ticket_id)
                     self.attempts[ticket.ticket_id] = ticket
                     self.running[ticket.ticket_id] = ticket, start

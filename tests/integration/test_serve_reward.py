@@ -53,7 +53,8 @@ def test_it_serves_until_it_is_told_to_end() -> None:
             )
             for path in ("", "/", "/invoke", "/score"):
                 status, answer = post(url[1] + path, call)
-                result = {"value": 0.25, "components": {"return": 0.25}}
+                echoed = {"id": wire.request_id(example_request())}
+                result = {**echoed, "value": 0.25, "components": {"return": 0.25}}
                 assert (status, answer["results"]) == (200, [result])
             assert post(url[1], call, token="u")[0] == 401
             assert post(url[1], b"{}")[0] == 400

@@ -5,13 +5,15 @@ from contextlib import AsyncExitStack
 from typing import ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 from support.clock import pass_s
 from support.pace import scaled
 
-from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied
-from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied, WorkerLost
+from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES, observed, return_problem
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.testing.envs import FakeEnv
 from rollart_core.types import Task, Ticket
@@ -113,6 +115,65 @@ def test_a_huge_observation_is_cut_in_the_middle_and_counted():
         await worker.shutdown()
 
     asyncio.run(main())
+
+
+def step_answer(**changed):
+    """Return what is made of an answer of ``step`` that differs from a good one."""
+    answer = {"reward": 0.5, "terminated": True, "truncated": False, "info": {}, **changed}
+    ends = answer["terminated"], answer["truncated"]
+    return observed("ok", answer["reward"], ends, answer["info"], max_chars=100)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"reward": "1.0"}, "reward must be a finite number, not str: '1.0'"),
+        ({"reward": None}, "reward must be a finite number, not NoneType"),
+        ({"reward": 10**400}, "reward must be a finite number, not int"),
+        ({"reward": np.array([1.0, 2.0])}, "reward must be a finite number, not ndarray"),
+        ({"reward": -math.inf}, "reward is -inf"),
+        ({"terminated": 1}, "terminated must be a bool, not int: 1"),
+        ({"terminated": "no"}, "terminated must be a bool, not str: 'no'"),
+        ({"truncated": None}, "truncated must be a bool, not NoneType"),
+        ({"info": {"success": "no"}}, "success must be a bool, not str: 'no'"),
+        ({"info": {"reward_components": {"a": math.nan}}}, r"reward_components\['a'\] is nan"),
+        ({"info": {"reward_components": {"a": "1"}}}, r"reward_components\['a'\] must be a finite"),
+        ({"info": {"reward_components": [1.0]}}, "reward_components must be a dict, not list"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused_by_its_name(changed, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        step_answer(**changed)
+
+
+def test_scalars_of_numpy_are_numbers_and_bools():
+    found = step_answer(
+        reward=np.float32(0.25),
+        terminated=np.bool_(True),
+        info={"success": np.bool_(False), "reward_components": {"a": np.int64(2)}},
+    )
+    assert (found.reward, found.terminated, found.success) == (0.25, True, False)
+    assert found.components == {"a": 2.0}
+    assert step_answer(reward=True).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "reward_range", "words"),
+    [
+        (1.0, (0.0, 1.0), ""),
+        (1.0 + 1e-7, (0.0, 1.0), ""),
+        (1.1, (0.0, 1.0), "the return 1.1 is outside its spec's reward_range, 0 to 1"),
+        (-0.1, (0.0, math.inf), "the return -0.1 is outside its spec's reward_range, 0 to 1e+06"),
+        (-1e6, None, ""),
+        (-2e6, None, "the return -2e+06 is outside what is allowed without a range"),
+        (2e6, (0.0, 5e6), ""),
+        (math.inf, None, "the return is inf"),
+    ],
+)
+def test_returns_are_in_the_declared_range_and_bounded_without_one(value, reward_range, words):
+    problem = return_problem(value, reward_range)
+    assert words in problem
+    assert bool(problem) == bool(words)
 
 
 class Odd(gymnasium.Env[object, str]):
@@ -242,7 +303,7 @@ def test_a_dead_worker_fails_its_episode_and_is_replaced():
         pool = EnvPool(start, num_workers=1)
         await pool.start()
         timeouts = PhaseTimeouts(60, 60)
-        with pytest.raises(EnvironmentFailure, match="SIGKILL"):
+        with pytest.raises(WorkerLost, match="SIGKILL"):
             async with pool.episode("e", timeouts) as episode:
                 await episode.reset(ref(), TICKET)
         async with pool.episode("e2", timeouts) as episode:

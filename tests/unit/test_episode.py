@@ -10,7 +10,8 @@ from rollart_core.errors import RewardFailure
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
 from rollart_core.testing.envs import FakeEnv
@@ -227,3 +228,11 @@ def test_a_retry_draws_what_the_attempt_before_it_drew(tokenizer):
     other = Parrot(tokenizer)
     play(tokenizer, other, replace(TICKET, ticket_id="g0.1", index=1))
     assert not {r.sampling_key for r in other.requests} & set(keys[0])
+
+
+def test_a_return_outside_the_declared_range_is_an_environment_failure(tokenizer):
+    trajectory = play(tokenizer, reward_range=(0.0, 0.5))
+    assert (trajectory.status, trajectory.reward) == ("failed", None)
+    failure = trajectory.failure
+    assert (failure.kind, failure.boundary) == (FailureKind.ENVIRONMENT, "env.step")
+    assert failure.message == "env.step: the return 1 is outside its spec's reward_range, 0 to 0.5"

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pace import scaled
 
 from rollart_core.config_load import validate
 from rollart_core.config_runtime import RayPool
 from rollart_core.contracts.hardware import Placement
-from rollart_core.errors import ConfigError
+from rollart_core.errors import ClusterLost, ConfigError
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime import ray as ray_runtime
 from rollart_core.runtime.ray import RayRuntime
@@ -141,6 +142,40 @@ def test_what_the_trainers_node_holds_in_memory_goes_with_the_run(
     assert not shared.exists()
     assert cluster.asked == [(HOME, False)]  # once, and before the cluster was left
     assert asyncio.run(over(gone=True)).closed  # a node that is gone keeps nobody
+
+
+@pytest.mark.parametrize("what", ["head", "raylet"])
+def test_a_run_ends_with_one_line_when_nothing_can_be_started_any_more(
+    runtime_on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(ray_runtime, "LOOK_S", 0.01)
+    monkeypatch.setattr(ray_runtime, "NODE_LOST_S", 0.05)
+    servers: dict[str, asyncio.Server] = {}
+
+    async def main() -> None:
+        for name in ("head", "raylet"):
+            servers[name] = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+        ports = {name: one.sockets[0].getsockname()[1] for name, one in servers.items()}
+        here = Node("n", "127.0.0.1", "here", {"CPU": 8.0}, {}, ports["raylet"])
+        runtime = runtime_on([here])
+        runtime._cluster.address = f"127.0.0.1:{ports['head']}"
+        runtime._cluster.is_own = True
+        runtime._ray = runtime._ray.model_copy(update={"head_lost_s": 0.05})
+        lost: asyncio.Future[ClusterLost] = asyncio.get_running_loop().create_future()
+        runtime.on_lost = lost.set_result
+        watching = asyncio.create_task(runtime._watch_over([here]))
+        servers[what].close()
+        async with asyncio.timeout(scaled(60)):
+            error = await lost
+            await watching
+        assert what in str(error)
+        assert f"is gone; what was done so far is kept: rollart run --resume {tmp}" in str(error)
+        assert runtime._cluster.lost
+        for server in servers.values():
+            server.close()
+
+    tmp = runtime_on([HOME]).run_dir
+    asyncio.run(main())
 
 
 def test_an_engine_takes_the_smallest_number_that_is_free(runtime_on: Callable[..., Any]) -> None:

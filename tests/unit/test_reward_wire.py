@@ -11,6 +11,7 @@ from rollart_plugins.serverless.wire import Refused, WireAnswer
 
 REF = RewardRef("acme/R-v1", {"weight": 2.0, "key_env": "SECRET_KEY"})
 RANGE = (0.0, 1.0)
+GOOD = {"value": 1.0, "components": {}}
 
 
 def call(*requests, **changes):
@@ -21,8 +22,14 @@ def call(*requests, **changes):
 
 
 def answer(**changes):
-    said = {"version": 1, "results": [], "run_s": 0.5, "cold": True, "num_hung": 0}
-    return json.dumps(said | changes).encode()
+    said = {"version": 2, "key": "k", "results": [], "run_s": 0.5, "cold": True, "num_hung": 0}
+    said |= changes
+    ids = (f"t{number}" for number in range(10))
+    said["results"] = [
+        {"id": one, **result} if isinstance(result, dict) else result
+        for one, result in zip(ids, said["results"], strict=False)
+    ]
+    return json.dumps(said).encode()
 
 
 def test_a_request_comes_back_as_it_was():
@@ -53,13 +60,15 @@ def test_options_never_travel():
         (b"<html>", "is no JSON"),
         (b"[1]", "is a list, not an object"),
         (b'{"version": NaN}', "NaN is no JSON"),
-        (call(version=2), "a call of version 2; this function speaks 1"),
+        (call(version=1), "a call of version 1; this function speaks 2"),
         (call(requests="x"), "'requests' is a text"),
-        (call(requests=[{}]), "'ticket_id' is missing"),
+        (call(requests=[{"id": "t0"}]), "'ticket_id' is missing"),
+        (call(requests=[{}]), "'id' is missing"),
+        (call(requests=["x"]), "a request is a text"),
         (call(deadline_s=0), "'deadline_s' is 0"),
         (call(deadline_s=True), "'deadline_s' is True"),
         (call(group="yes"), "'group' is a text"),
-        (call(requests=[{"os": 1}]), "'os', which nobody knows"),
+        (call(requests=[{"id": "t0", "os": 1}]), "'os', which nobody knows"),
         (b"[" * 100_000, "is no JSON"),
     ],
 )
@@ -72,8 +81,9 @@ def test_an_answer_comes_back_as_it_was():
     late = DeadlineFailure("too long", boundary="reward.score")
     failed = RewardFailure("no judge", boundary="reward.score", detail="trace")
     failed.retryable = False
-    given = WireAnswer((RewardResult(0.5, {"a": 1}), failed, late), run_s=0.25, num_hung=2)
-    got = wire.read_answer(wire.answer_bytes(given), 3, RANGE)
+    results, ids = (RewardResult(0.5, {"a": 1}), failed, late), ("a", "b", "c")
+    given = WireAnswer("k", ids, results, run_s=0.25, num_hung=2)
+    got = wire.read_answer(wire.answer_bytes(given), "k", ids, RANGE)
     assert got.results[0] == RewardResult(0.5, {"a": 1.0})
     assert [(type(r), str(r), r.detail, r.retryable) for r in got.results[1:]] == [
         (RewardFailure, "no judge", "trace", False),
@@ -94,18 +104,32 @@ def test_an_answer_comes_back_as_it_was():
         (answer(results=[{"value": 1, "components": {}}] * 2), "2 results for 1 requests"),
         (answer(results=[0.5]), r"a result is 0\.5"),
         (answer(results=[{"failure": {"kind": "x"}}]), "'message' is missing"),
-        (answer(version=7), "version 7, not 1"),
+        (answer(version=7), "version 7, not 2"),
+        (answer(key="other"), "'key' is that of another call"),
+        (answer(key=None), "'key' is null"),
+        (answer(results=[{"id": "t1", **GOOD}]), "result 't1' in the place of 't0'"),
+        (answer(results=[{"id": None, **GOOD}]), "'id' is null"),
         (answer(results=[{"value": float("nan"), "components": {}}]), "NaN is no JSON"),
     ],
 )
 def test_garbage_is_a_failure_of_the_backend_that_may_pass(body, reason):
     with pytest.raises(BackendFailure, match=reason) as caught:
-        wire.read_answer(body, 1, RANGE)
+        wire.read_answer(body, "k", ("t0",), RANGE)
     assert caught.value.again
 
 
+def test_an_answer_that_permutes_its_results_is_garbage():
+    results = [{"id": f"t{i}", "value": i / 10, "components": {}} for i in range(4)]
+    ids = [one["id"] for one in results]
+    assert wire.read_answer(answer(results=results), "k", ids, RANGE).results[3].value == 0.3
+    for order in ([1, 0, 2, 3], [0, 0, 2, 3], [3, 2, 1, 0]):
+        with pytest.raises(BackendFailure, match="in the place of") as caught:
+            wire.read_answer(answer(results=[results[i] for i in order]), "k", ids, RANGE)
+        assert caught.value.again
+
+
 def test_a_value_out_of_range_is_the_rewards_own_failure():
-    got = wire.read_answer(answer(results=[{"value": 1.5, "components": {}}]), 1, RANGE)
+    got = wire.read_answer(answer(results=[{"value": 1.5, "components": {}}]), "k", ("t0",), RANGE)
     assert isinstance(got.results[0], RewardFailure)
     assert "1.5, outside its range 0 to 1" in str(got.results[0])
 
@@ -113,7 +137,7 @@ def test_a_value_out_of_range_is_the_rewards_own_failure():
 @pytest.mark.parametrize(("kind", "again"), [("mismatch", False), ("internal", True)])
 def test_a_refusal_says_whether_to_try_again(kind, again):
     with pytest.raises(BackendFailure, match="it refuses: why") as caught:
-        wire.read_answer(Refused(kind, "why").body(), 1, RANGE)
+        wire.read_answer(Refused(kind, "why").body(), "k", ("t0",), RANGE)
     assert caught.value.again is again
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollart_core.engine.attempts import MAX_REPLAYS
 from rollart_core.engine.events import (
     AbortEpisode,
     BatchTrained,
@@ -24,7 +25,7 @@ from rollart_core.engine.events import (
 )
 from rollart_core.engine.scheduler import Scheduler
 from rollart_core.engine.tasks import TaskSource
-from rollart_core.types import Failure, FailureKind, Task
+from rollart_core.types import INFRASTRUCTURE_KINDS, Failure, FailureKind, Task
 
 BROKEN = Failure(FailureKind.ENVIRONMENT, "env.step", "boom")
 FATAL = Failure(FailureKind.SANDBOX, "sandbox.exec", "gone", retryable=False)
@@ -265,12 +266,26 @@ def test_too_many_failures_stop_the_run_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
-def test_every_kind_of_failure_counts_but_what_was_cancelled(kind: FailureKind) -> None:
+def test_every_kind_of_failure_of_an_episode_counts(kind: FailureKind) -> None:
     s = scheduler(failure_window=3, max_failure_rate=0.9, max_retries=0, max_staleness=9)
     s.handle(RunStarted())
     failure = Failure(kind, "there", "gone", retryable=False)
     ends = [s.handle(EpisodeFailed(f"g000000{i}.0", 0, failure)) for i in range(3)]
-    assert bool(of(StopRun, ends[-1])) == (kind is not FailureKind.CANCELLED)
+    left_out = {FailureKind.CANCELLED, *INFRASTRUCTURE_KINDS}
+    assert bool(of(StopRun, ends[-1])) == (kind not in left_out)
+
+
+@pytest.mark.parametrize("kind", sorted(INFRASTRUCTURE_KINDS))
+def test_losses_of_infrastructure_neither_stop_a_run_nor_use_the_budget(kind: FailureKind) -> None:
+    s = scheduler(failure_window=4, max_failure_rate=0.5, max_retries=1, max_staleness=3)
+    s.handle(RunStarted())
+    lost = Failure(kind, "env.step", "the env process is gone")
+    for attempt in range(MAX_REPLAYS):
+        (start,) = of(StartEpisode, s.handle(EpisodeFailed("g0000000.0", attempt, lost)))
+        assert start.ticket.attempt == attempt + 1
+    (start,) = of(StartEpisode, s.handle(EpisodeFailed("g0000000.0", MAX_REPLAYS, BROKEN)))
+    assert of(LoseTicket, s.handle(EpisodeFailed("g0000000.0", MAX_REPLAYS + 1, lost)))
+    assert s.snapshot().failed == {kind: MAX_REPLAYS + 1, FailureKind.ENVIRONMENT: 1}
 
 
 def test_a_ticket_whose_deadline_passes_counts_as_a_failure() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +17,14 @@ from typing import Any, Final
 from rollart_core import registry
 from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import result_problem
-from rollart_core.errors import DeadlineFailure, RewardFailure, UserError, first_line
+from rollart_core.errors import (
+    DeadlineFailure,
+    RewardFailure,
+    UserError,
+    described,
+    first_line,
+    traced,
+)
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.threads import ScoringThreads
 from rollart_plugins.serverless.wire import Outcome, Refused, WireAnswer, WireCall
@@ -62,14 +68,13 @@ class RewardFunction:
         except UserError:
             raise
         except Exception as e:
-            said = first_line(str(e))
-            raise UserError(f"{reward_id} cannot be made: {type(e).__name__}: {said}") from e
+            raise UserError(f"{reward_id} cannot be made: {described(e)}") from e
         self._reward: Reward | GroupReward = reward
         self._range: tuple[float, float] = spec.reward_range
         self._threads = ScoringThreads(num_threads)
         self._cold = True
         self._ended = False
-        self._kept: OrderedDict[str, tuple[Outcome, ...]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[tuple[str, ...], tuple[Outcome, ...]]] = OrderedDict()
 
     async def answer(self, body: bytes | Mapping[str, Any]) -> bytes:
         """Answer a call.
@@ -81,11 +86,12 @@ class RewardFunction:
         self._expect_own(call)
         cold, self._cold = self._cold, False  # whoever asks first has waited for the start
         began = time.perf_counter()
-        kept = self._kept.get(call.key)
-        results = kept if kept is not None else await self._results(call)
-        self._keep(call.key, results)
-        run_s = time.perf_counter() - began
-        return wire.answer_bytes(WireAnswer(results, run_s, cold, self._threads.num_hung))
+        ids, results = self._kept.get(call.key, ((), ()))
+        if ids != call.ids:
+            results = await self._results(call)
+        self._keep(call, results)
+        run_s, num_hung = time.perf_counter() - began, self._threads.num_hung
+        return wire.answer_bytes(WireAnswer(call.key, call.ids, results, run_s, cold, num_hung))
 
     async def close(self) -> None:
         """Let go of its threads, and close the reward; may be called twice."""
@@ -147,12 +153,12 @@ class RewardFunction:
         assert isinstance(result, RewardResult)
         return result
 
-    def _keep(self, key: str, results: tuple[Outcome, ...]) -> None:
+    def _keep(self, call: WireCall, results: tuple[Outcome, ...]) -> None:
         """Keep what was scored, and nothing that failed: another try may do better."""
         if any(isinstance(result, RewardFailure | DeadlineFailure) for result in results):
             return
-        self._kept[key] = results
-        self._kept.move_to_end(key)
+        self._kept[call.key] = call.ids, results
+        self._kept.move_to_end(call.key)
         if len(self._kept) > _NUM_KEPT:
             self._kept.popitem(last=False)
 
@@ -179,9 +185,10 @@ def _close(reward: object) -> None:
 def _failure_of(error: BaseException) -> RewardFailure | DeadlineFailure:
     if isinstance(error, RewardFailure | DeadlineFailure):
         return error
-    message = f"reward.score: {type(error).__name__}: {first_line(str(error))}"
-    detail = "".join(traceback.format_exception(error))[-wire.MAX_DETAIL :]
-    return RewardFailure(message, boundary="reward.score", detail=detail)
+    detail = traced(error, wire.MAX_DETAIL)
+    return RewardFailure(
+        f"reward.score: {described(error)}", boundary="reward.score", detail=detail
+    )
 
 
 def _late(limit_s: float) -> DeadlineFailure:

@@ -131,7 +131,7 @@ class InlineBackend(RewardBackend):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     with boundary(RewardFailure, "reward.score"):
-                        return await self._threads.run(partial(_held, function))
+                        return await self._threads.run(function)
             except TimeoutError as e:
                 raise _late(self._timeout_s) from e
 
@@ -140,14 +140,6 @@ class InlineBackend(RewardBackend):
             raise RewardFailure(f"reward.score answered {problem}", boundary="reward.score")
         assert isinstance(result, RewardResult)
         return result
-
-
-def _held(function: Callable[[], T]) -> T:
-    """Call a reward in its thread; one that wants to end the process is a failed one."""
-    try:
-        return function()
-    except (SystemExit, KeyboardInterrupt) as e:
-        raise RuntimeError(f"{type(e).__name__}: {e}") from e
 
 
 def _late(limit_s: float) -> DeadlineFailure:

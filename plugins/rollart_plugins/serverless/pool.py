@@ -19,7 +19,14 @@ from functools import partial
 from typing import Any
 
 from rollart_core.contracts.reward import RewardRef
-from rollart_core.errors import BackendFailure, ConfigError, EpisodeError, UserError, first_line
+from rollart_core.errors import (
+    BackendFailure,
+    ConfigError,
+    EpisodeError,
+    UserError,
+    described,
+    first_line,
+)
 from rollart_plugins.serverless import carriers
 from rollart_plugins.serverless.carriers import BoxCarrier, Carrier, ProcessCarrier
 from rollart_plugins.serverless.config import PoolConfig
@@ -208,8 +215,7 @@ class PoolBackend(RemoteBackend):
         except UserError as e:
             error = BackendFailure(f"a worker cannot start: {first_line(str(e))}", again=False)
         except Exception as e:
-            why = f"{type(e).__name__}: {first_line(str(e))}"
-            error = BackendFailure(f"a worker cannot start: {why}", again=False)
+            error = BackendFailure(f"a worker cannot start: {described(e)}", again=False)
         self._num_starting -= 1
         if error is not None:
             await worker.close(kill=True)

@@ -70,6 +70,8 @@ class _Piece:
 
     places: tuple[int, ...]
     """Where they are in the call."""
+    ids: tuple[str, ...]
+    """What their results echo."""
     requests: tuple[bytes, ...]
 
 
@@ -179,7 +181,7 @@ class RemoteBackend(RewardBackend):
         try:
             async with asyncio.timeout(deadline_s):
                 sent = await self.send(body, key=key, deadline_s=deadline_s, weight=0)
-            wire.read_answer(sent.body, 0, self._range)
+            wire.read_answer(sent.body, key, (), self._range)
         except (BackendFailure, TimeoutError) as e:
             why = self.clean(str(e)) or f"no answer within {deadline_s:g} s"
             more = f"; {hint}" if hint else ""
@@ -239,12 +241,16 @@ class RemoteBackend(RewardBackend):
         room, used = self._limits.request_bytes - _HEAD_BYTES, 0
         for place, body in encoded.items():
             if places and (used + len(body) > room or len(places) >= most):
-                yield _Piece(tuple(places), tuple(encoded[p] for p in places))
+                yield self._piece(call, encoded, places)
                 places, used = [], 0
             places.append(place)
             used += len(body) + 1
         if places:
-            yield _Piece(tuple(places), tuple(encoded[p] for p in places))
+            yield self._piece(call, encoded, places)
+
+    def _piece(self, call: RewardCall, encoded: dict[int, bytes], places: list[int]) -> _Piece:
+        ids = tuple(wire.request_id(call.requests[place]) for place in places)
+        return _Piece(tuple(places), ids, tuple(encoded[place] for place in places))
 
     def _whole(
         self, call: RewardCall, encoded: dict[int, bytes], failed: dict[int, Outcome]
@@ -255,7 +261,7 @@ class RemoteBackend(RewardBackend):
         elif num_bytes > self._limits.request_bytes - _HEAD_BYTES:
             why = self._too_large("the group", num_bytes)
         else:
-            yield _Piece(tuple(encoded), tuple(encoded.values()))
+            yield self._piece(call, encoded, list(encoded))
             return
         failed.update(dict.fromkeys(range(len(call.requests)), why))
 
@@ -308,7 +314,7 @@ class RemoteBackend(RewardBackend):
         sent = await self.send(body, key=key, deadline_s=left_s, weight=len(piece.places))
         if len(sent.body) > self._limits.answer_bytes:
             raise BackendFailure(f"its answer is of {len(sent.body)} bytes, too many")
-        answer = wire.read_answer(sent.body, len(piece.places), self._range)
+        answer = wire.read_answer(sent.body, key, piece.ids, self._range)
         self.noted(sent, answer)
         for result in answer.results:
             if not isinstance(result, RewardResult):

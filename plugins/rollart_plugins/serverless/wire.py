@@ -1,10 +1,14 @@
-"""Rewards as JSON: what is sent to a function that scores, and what it answers. Version 1.
+"""Rewards as JSON: what is sent to a function that scores, and what it answers. Version 2.
 
-    call    {"version": 1, "reward": ID, "options": DIGEST, "group": bool, "key": str,
-             "deadline_s": number, "requests": [{...what the reward needs...}, ...]}
-    answer  {"version": 1, "results": [{"value": number, "components": {...}} | {"failure": {...}}],
-             "run_s": number, "cold": bool, "num_hung": int}
-    refusal {"version": 1, "error": {"kind": str, "message": str}}
+    call    {"version": 2, "reward": ID, "options": DIGEST, "group": bool, "key": str,
+             "deadline_s": number, "requests": [{"id": str, ...what the reward needs...}, ...]}
+    answer  {"version": 2, "key": str, "run_s": number, "cold": bool, "num_hung": int,
+             "results": [{"id": str, "value": number, "components": {...}}
+                         | {"id": str, "failure": {...}}, ...]}
+    refusal {"version": 2, "error": {"kind": str, "message": str}}
+
+An answer echoes the key of its call, and each result the id of its request, in the order of the
+requests. One that lacks an id, or has another one in its place, is garbage.
 
 Takes: calls and answers, or bytes from anywhere. Gives: bytes, or calls and answers that were
 checked field by field. Never: sends a reward's options (a digest says whether both sides have the
@@ -23,7 +27,7 @@ from rollart_core.contracts.reward import RewardRef, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import is_number, result_problem
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure, first_line
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_DETAIL: Final = 4000
 """Characters of a traceback that are kept."""
 
@@ -69,6 +73,8 @@ class WireCall:
     key: str
     """The same for every try of these requests."""
     deadline_s: float
+    ids: tuple[str, ...]
+    """Of each request; its result echoes it."""
     requests: tuple[RewardRequest, ...]
 
 
@@ -76,6 +82,10 @@ class WireCall:
 class WireAnswer:
     """One answer as its caller gets it."""
 
+    key: str
+    """Of the call that it answers."""
+    ids: tuple[str, ...]
+    """Of the requests, in the order of their results."""
     results: tuple[Outcome, ...]
     run_s: float = 0.0
     cold: bool = False
@@ -101,13 +111,18 @@ def digest(options: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def request_id(request: RewardRequest) -> str:
+    """Return what the result of a request echoes: its ticket and attempt."""
+    return f"{request.ticket_id}#{request.attempt}"
+
+
 def request_bytes(request: RewardRequest) -> bytes:
-    """Return one request; what has its default is left out.
+    """Return one request with its id; what has its default is left out.
 
     Raises:
         ValueError: When it holds what JSON does not have.
     """
-    sent: dict[str, object] = {}
+    sent: dict[str, object] = {"id": request_id(request)}
     for name, default in _DEFAULTS:
         value = getattr(request, name)
         if value != default:
@@ -143,7 +158,11 @@ def answer_bytes(answer: WireAnswer) -> bytes:
     return dumps(
         {
             "version": VERSION,
-            "results": [_outcome(result) for result in answer.results],
+            "key": answer.key,
+            "results": [
+                {"id": one, **_outcome(result)}
+                for one, result in zip(answer.ids, answer.results, strict=True)
+            ],
             "run_s": round(answer.run_s, 6),
             "cold": answer.cold,
             "num_hung": answer.num_hung,
@@ -165,20 +184,24 @@ def read_call(body: bytes | Mapping[str, Any]) -> WireCall:
         said = first_line(repr(raw.get("version")), 40)
         raise Refused("version", f"a call of version {said}; this function speaks {VERSION}")
     try:
+        requests = _get(raw, "requests", list)
         return WireCall(
             reward=_get(raw, "reward", str),
             options=_get(raw, "options", str),
             group=_get(raw, "group", bool),
             key=_get(raw, "key", str),
             deadline_s=_positive(raw, "deadline_s"),
-            requests=tuple(_request(one) for one in _get(raw, "requests", list)),
+            ids=tuple(_id(one, "a request") for one in requests),
+            requests=tuple(map(_request, requests)),
         )
     except _Wrong as e:
         raise Refused("malformed", f"the call cannot be read: {e}") from e
 
 
-def read_answer(body: bytes, num_requests: int, reward_range: tuple[float, float]) -> WireAnswer:
-    """Read an answer.
+def read_answer(
+    body: bytes, key: str, ids: Sequence[str], reward_range: tuple[float, float]
+) -> WireAnswer:
+    """Read an answer to the call with this key, whose requests have these ids.
 
     Raises:
         BackendFailure: When it is none, or a refusal; asked again it may do, unless it is a
@@ -193,10 +216,17 @@ def read_answer(body: bytes, num_requests: int, reward_range: tuple[float, float
     try:
         if raw.get("version") != VERSION:
             raise _Wrong(f"version {first_line(repr(raw.get('version')), 40)}, not {VERSION}")
+        if _get(raw, "key", str) != key:
+            raise _Wrong("'key' is that of another call")
         results = _get(raw, "results", list)
-        if len(results) != num_requests:
-            raise _Wrong(f"{len(results)} results for {num_requests} requests")
+        if len(results) != len(ids):
+            raise _Wrong(f"{len(results)} results for {len(ids)} requests")
+        for result, wanted in zip(results, ids, strict=True):
+            if (found := _id(result, "a result")) != wanted:
+                raise _Wrong(f"result {first_line(repr(found), 40)} in the place of {wanted!r}")
         return WireAnswer(
+            key=key,
+            ids=tuple(ids),
             results=tuple(_read_outcome(one, reward_range) for one in results),
             run_s=_number(raw, "run_s"),
             cold=_get(raw, "cold", bool),
@@ -261,10 +291,15 @@ def _read_failure(raw: dict[str, Any]) -> RewardFailure | DeadlineFailure:
     return failure
 
 
-def _request(raw: object) -> RewardRequest:
+def _id(raw: object, what: str) -> str:
     if not isinstance(raw, dict):
-        raise _Wrong(f"a request is {_name(raw)}")
-    unknown = raw.keys() - REQUEST.keys()
+        raise _Wrong(f"{what} is {_name(raw)}")
+    found: str = _get(raw, "id", str)
+    return found
+
+
+def _request(raw: dict[str, Any]) -> RewardRequest:
+    unknown = raw.keys() - REQUEST.keys() - {"id"}
     if unknown:
         raise _Wrong(f"a request has {sorted(map(str, unknown))[0]!r}, which nobody knows")
     return RewardRequest(

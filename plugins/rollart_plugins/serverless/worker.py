@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import Any, BinaryIO
 
-from rollart_core.errors import RollartError, first_line
+from rollart_core.errors import RollartError, described, first_line, text_of
 from rollart_core.runtime.host import die_with_parent, leave
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
@@ -49,8 +49,7 @@ class _Server:
         except Refused as e:
             answer = e.body()
         except Exception as e:
-            said = f"{type(e).__name__}: {first_line(str(e))}"
-            answer = Refused("internal", said).body()
+            answer = Refused("internal", described(e)).body()
         if not self._ready:
             asyncio.get_running_loop().call_soon(self._write)
         self._ready.append(number + b" " + answer + b"\n")
@@ -72,7 +71,7 @@ async def _main(out: BinaryIO) -> None:
             asked["reward"], asked["options"], num_threads=asked["num_threads"]
         )
     except Exception as e:
-        shown = str(e) if isinstance(e, RollartError) else f"{type(e).__name__}: {e}"
+        shown = text_of(e) if isinstance(e, RollartError) else described(e)
         out.write(b"no " + wire.dumps({"message": first_line(shown)}) + b"\n")
         out.flush()
         return
