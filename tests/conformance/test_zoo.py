@@ -68,6 +68,8 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.SeedsTheWorld, "global_random_state", {}),
     (zoo.OneForAll, "interleaved_instances", {}),
     (zoo.AsyncDiffers, "async_agrees", {}),
+    (zoo.AstepAlone, "async_agrees", {}),
+    (zoo.OracleRaises, "step", {}),
     (zoo.NoCorpus, "corpus", {}),
     (zoo.LeavesThreads, "nothing_left_open", {}),
     (zoo.LeavesFiles, "nothing_left_open", {}),
@@ -87,12 +89,34 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.SecretsInTheBox, "box_hides_secrets", {}),
     (zoo.Fragile, "malformed_actions", {}),
     (zoo.Fines, "reward_in_range", {}),
+    (zoo.PaysAnyCall, "random_stays_below_the_oracle", {}),
+    (zoo.PaysAnyCallBeforeAWord, "random_stays_below_the_oracle", {}),
+    (zoo.ToolTellsSecrets, "secrets_are_hidden", {}),
+    (zoo.Divides, "malformed_actions", {}),
 ]
 
 
 def test_the_good_one_passes_every_check_of_check_env():
     results = check_env(zoo.Good, spec=zoo.env_spec("Good"))
     assert ended(results, Outcome.PASS) == list(CHECKS)
+
+
+def test_the_good_one_with_tools_passes_every_check_of_check_env():
+    results = check_env(zoo.GoodTools, spec=zoo.env_spec("GoodTools", tools=True))
+    lacks = {"async_agrees", "corpus"}
+    assert ended(results, Outcome.PASS) == [name for name in CHECKS if name not in lacks], results
+    (remark,) = [r.reason for r in results if r.name == "random_stays_below_the_oracle"]
+    assert "random calls earn 0%" in remark
+
+
+def test_what_a_plugin_raises_is_named_with_file_and_line():
+    (result,) = check_env(zoo.OracleRaises, only=["step"])
+    assert re.fullmatch(
+        r"oracle\(\) raised KeyError: 'blue' \(.*zoo\.py:\d+ in oracle\)", result.reason
+    )
+    (result,) = check_env(zoo.Divides, only=["malformed_actions"])
+    assert result.reason.startswith('after ask({"door": 0}): step raised ZeroDivisionError')
+    assert result.reason.endswith(" in share)")
 
 
 def test_an_environment_that_knows_its_tasks_by_the_seed_has_others_in_each_split(monkeypatch):
