@@ -26,6 +26,9 @@ STATIC: Final = (
 )
 """Of a distribution."""
 
+PACKAGE: Final = ("own_tests",)
+"""Of a distribution, in group runtime."""
+
 ENVIRONMENT_RUNTIME: Final = (
     "make",
     "reset",
@@ -89,7 +92,16 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
         "semantic": ("score", "same_request_same_score", "examples"),
     },
     "algorithms": {
-        "runtime": ("make", "advantages", "alike_members", "loss", "targets", "extra_modules")
+        "runtime": (
+            "make",
+            "advantages",
+            "alike_members",
+            "loss",
+            "microbatches",
+            "direction",
+            "targets",
+            "extra_modules",
+        )
     },
     "hardware_mappers": {
         "runtime": (
@@ -166,7 +178,8 @@ def checked_only(only: Sequence[str]) -> tuple[str, ...]:
         UserError: For one that is neither.
     """
     asked = tuple(word.strip() for item in only for word in item.split(",") if word.strip())
-    names = {n for groups in PARTS.values() for ns in groups.values() for n in ns} | {*STATIC}
+    names = {n for groups in PARTS.values() for ns in groups.values() for n in ns}
+    names |= {*STATIC, *PACKAGE}
     for word in asked:
         if word not in names and word not in GROUPS:
             near = did_you_mean(word, sorted({*names, *GROUPS}))

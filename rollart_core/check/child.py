@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 from rollart_core import registry
 from rollart_core.check.catalogue import AGENTS
 from rollart_core.check.offline import bring_loopback_up
+from rollart_core.check.own_tests import OWN_TESTS, run_own_tests
 from rollart_core.check.parts import check_part
 from rollart_core.check.transcript import agent_transcript, transcript
 from rollart_core.check.watch import SharedWatch
@@ -43,7 +44,10 @@ def main() -> None:
     if job.get("offline"):
         bring_loopback_up()
     with os.fdopen(job["fd"], "w", encoding="utf-8", buffering=1) as pipe:
-        if job["kind"] in ("environments", AGENTS):
+        if job["kind"] == OWN_TESTS:
+            _send(pipe, begin=OWN_TESTS)
+            _done(partial(_send, pipe), run_own_tests())
+        elif job["kind"] in ("environments", AGENTS):
             _environment(job, partial(_send, pipe))
         else:
             _part(job, partial(_send, pipe))

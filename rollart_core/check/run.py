@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 from rollart_core import registry
 from rollart_core.check.catalogue import AGENTS, PARTS, STATIC, checked_only, checks_of, wanted
 from rollart_core.check.environment import check_environment
+from rollart_core.check.own_tests import OWN_TESTS, why_none
 from rollart_core.check.process import Child, Message, environ, said_results
 from rollart_core.check.report import Report, Result
 from rollart_core.check.static import MAX_IMPORT_S, NO_FACTS, Facts, run_static_checks
@@ -81,6 +83,35 @@ def _results(
         yield Result(target.static_id, "static", result.name, result.outcome, result.reason)
     if only and set(only) <= {"static", *STATIC}:
         return
+    with ThreadPoolExecutor(1) as beside:
+        tests = beside.submit(_own_tests, target, only, timeout_s)
+        yield from _of_plugins(target, facts, only, options, timeout_s, heard)
+        heard(target.static_id, OWN_TESTS)
+        for result in tests.result():
+            yield Result(target.static_id, "runtime", result.name, result.outcome, result.reason)
+
+
+def _own_tests(target: Target, only: Sequence[str], timeout_s: float) -> list[CheckResult]:
+    """Run the tests of the package; of a single plugin there are none."""
+    if target.ids is not None or not wanted("runtime", OWN_TESTS, only):
+        return []
+    if reason := why_none(target.project):
+        return [CheckResult(OWN_TESTS, Outcome.SKIP, reason)]
+    job, until = {"kind": OWN_TESTS}, time.monotonic() + timeout_s
+    child = Child(_CHILD, environ(target.paths), target.project or Path.cwd())
+    ended = child.run(job, until=until)
+    found = said_results(ended).get(OWN_TESTS)
+    return [found or CheckResult(OWN_TESTS, Outcome.FAIL, ended.why)]
+
+
+def _of_plugins(
+    target: Target,
+    facts: Facts | None,
+    only: Sequence[str],
+    options: Mapping[str, object],
+    timeout_s: float,
+    heard: Heard,
+) -> Iterator[Result]:
     ids = target.ids if target.ids is not None else _ids(facts)
     for kind, plugin_id in ids:
         known = _kind_of(target, plugin_id) if kind == KINDLESS else kind

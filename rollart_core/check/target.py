@@ -39,6 +39,8 @@ class Target:
     """Name and value of each entry point in group ``rollart``."""
     paths: Sequence[Path] = ()
     """Folders that a child imports from before all others."""
+    project: Path | None = None
+    """The folder of its source, when that is what was given."""
     ids: Sequence[tuple[str, str]] | None = None
     """(kind, id) of what is checked; None: all that its hooks return."""
     no_static: str = ""
@@ -70,7 +72,7 @@ def open_target(given: str, scratch: Path) -> Target:
         return found
     path = Path(given)
     if path.is_dir():
-        return _of_dist(given, lay_out(path, scratch))
+        return _of_dist(given, lay_out(path, scratch), path.resolve())
     if path.is_file():
         return _of_dist(given, (_unpacked(path, scratch), [scratch]))
     return _unregistered(given)
@@ -103,7 +105,9 @@ def _of_plugin(given: str, plugin: Plugin, of_kind: tuple[str, str]) -> Target:
     )
 
 
-def _of_dist(given: str, laid_out: tuple[Distribution, list[Path]]) -> Target:
+def _of_dist(
+    given: str, laid_out: tuple[Distribution, list[Path]], project: Path | None = None
+) -> Target:
     dist, paths = laid_out
     return Target(
         name=dist.name or given,
@@ -111,6 +115,7 @@ def _of_dist(given: str, laid_out: tuple[Distribution, list[Path]]) -> Target:
         dist=dist,
         entry_points=_entry_points(dist),
         paths=paths,
+        project=project,
     )
 
 

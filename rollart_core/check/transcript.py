@@ -30,7 +30,7 @@ from rollart_core.testing.play import (
     random_policy,
     recorded,
 )
-from rollart_core.testing.results import CheckFailed, expect
+from rollart_core.testing.results import CheckFailed, expect, raised
 
 Episode = dict[str, Any]
 _NUM_TASKS: Final = 2
@@ -51,7 +51,7 @@ def transcript(subject: Subject) -> list[Episode]:
                     episodes.append(_episode(player, policy, subject, options))
                     episodes[-1]["what"] = f"{options or 'no options'}, {name}"
     except Exception as e:
-        episodes.append({"error": f"{type(e).__name__}: {e}"})
+        episodes.append({"error": _said(e)})
     return episodes
 
 
@@ -74,9 +74,12 @@ def agent_transcript(subject: AgentSubject) -> list[Episode]:
                     what = f"{options or 'no options'}, {name}"
                     episodes.append({"steps": [*seen, verdict], "what": what})
     except Exception as e:
-        said = str(e) if isinstance(e, CheckFailed) else f"{type(e).__name__}: {e}"
-        episodes.append({"error": said})
+        episodes.append({"error": _said(e)})
     return episodes
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, CheckFailed) else raised(error)
 
 
 def parting(one: Sequence[Episode], two: Sequence[Episode]) -> str | None:

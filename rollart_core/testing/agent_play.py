@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, Recorded
 from rollart_core.contracts.env import EnvSpec, Timeouts
-from rollart_core.errors import first_line
 from rollart_core.testing.answers import plain
 from rollart_core.testing.endpoint import Answer, Asked, Json, ScriptedEndpoint, call_tool
 from rollart_core.testing.play import GARBAGE, Options, Player, Subject
-from rollart_core.testing.results import CheckFailed, expect
-from rollart_core.types import Message
+from rollart_core.testing.results import CheckFailed, expect, raised
+from rollart_core.tools.action import Call
+from rollart_core.tools.draw import drawn_call, edge_calls
+from rollart_core.types import Message, ToolSpec
 
 MAX_REQUESTS: Final = 12
 """Answers an episode of a check gives at most; then its budget is spent."""
@@ -139,7 +142,7 @@ async def run(subject: AgentSubject, player: Player, server: ScriptedEndpoint) -
     limit = asyncio.timeout(subject.run_s)
     try:
         async with limit:
-            with player.during("run"):
+            with player.watch.during("run"):
                 await player.env.run(server.endpoint)
     except Exception as e:
         if limit.expired():
@@ -147,7 +150,7 @@ async def run(subject: AgentSubject, player: Player, server: ScriptedEndpoint) -
                 f"its program did not end within {subject.run_s:g} s, after "
                 f"{len(server.asked)} answers and {server.num_refused} refusals"
             ) from e
-        return f"{type(e).__name__}: {first_line(str(e))}"
+        return raised(e)
     return ""
 
 
@@ -222,11 +225,35 @@ def random_answer(key: object) -> Answer:
         rng = random.Random(f"random answer/{key}/{asked.turn}")
         words = " ".join(str(m.get("content") or "") for m in asked.messages).split() or ["ok"]
         said = [_word(rng, words) for _ in range(rng.randint(1, 3))]
-        if asked.tools and rng.random() < 0.7:
-            return _random_call(rng, asked, said)
+        tools = [tool for tool in asked.tools if tool.get("function", {}).get("name")]
+        if tools and rng.random() < 0.7:
+            call = drawn_call(rng, cast("list[ToolSpec]", tools), partial(_word, rng, words))
+            return _call_message(call, asked)
         return " ".join(said)
 
     return answer
+
+
+def edge_answer(first: int) -> Answer:
+    """Return a policy that calls every tool at the edges of what its schema allows, in turn.
+
+    Args:
+        first: Which call is the first.
+    """
+
+    def answer(asked: Asked) -> str | Json:
+        calls = calls_of(asked)
+        return _call_message(calls[(first + asked.turn) % len(calls)], asked) if calls else "ok"
+
+    return answer
+
+
+def calls_of(asked: Asked) -> list[Call]:
+    """Return the calls at the edges of the tools of a request; none of what is no tool."""
+    try:
+        return edge_calls(cast("Sequence[ToolSpec]", asked.tools))
+    except ValueError:
+        return []
 
 
 def limits_s(timeouts: Timeouts) -> dict[str, float]:
@@ -244,11 +271,8 @@ def _word(rng: random.Random, words: list[str]) -> str:
     return str(rng.randint(0, 99)) if rng.random() < 0.5 else rng.choice("abcdefgh") * 3
 
 
-def _random_call(rng: random.Random, asked: Asked, said: list[str]) -> Json:
-    function = rng.choice(asked.tools).get("function", {})
-    properties = function.get("parameters", {}).get("properties", {})
-    arguments = {name: rng.choice(said) for name in properties}
-    return call_tool(str(function.get("name", "tool")), arguments, f"call_{asked.turn}")
+def _call_message(call: Call, asked: Asked) -> Json:
+    return call_tool(call.name, call.arguments, f"call_{asked.turn}")
 
 
 def _as_messages(server: ScriptedEndpoint) -> tuple[Message, ...]:

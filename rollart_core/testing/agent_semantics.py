@@ -13,7 +13,9 @@ from typing import Any, Final
 from rollart_core.testing.agent_play import (
     AgentSubject,
     Played,
+    calls_of,
     difference,
+    edge_answer,
     garbage_answer,
     garbage_from,
     noop_answer,
@@ -106,6 +108,7 @@ def check_secrets(subject: AgentSubject) -> None:
         garbage_answer,
         lambda asked: PROBES[asked.turn % len(PROBES)],
         random_answer("secrets"),
+        edge_answer(0),
     )
     with subject.open() as player:
         if not player.has("secrets"):
@@ -162,9 +165,17 @@ def check_malformed(subject: AgentSubject) -> None:
     """A program takes whatever a policy answers: nonsense, nothing, calls that make no sense."""
     with subject.open() as player:
         for first in range(len(GARBAGE)):
-            played = play_agent(subject, player, garbage_from(first), {})
-            after = f"after {len(played.asked)} malformed answers"
-            expect(not played.fault, f"{after} run raised {played.fault}")
+            _expect_no_fault(play_agent(subject, player, garbage_from(first), {}), "malformed")
+        played = play_agent(subject, player, edge_answer(0), {})
+        _expect_no_fault(played, "fitting")
+        most = max((len(calls_of(asked)) for asked in played.asked), default=0)
+        for first in subject.paced(range(len(played.asked), most, subject.max_requests), least=0):
+            _expect_no_fault(play_agent(subject, player, edge_answer(first), {}), "fitting")
+
+
+def _expect_no_fault(played: Played, what: str) -> None:
+    after = f"after {len(played.asked)} {what} answers"
+    expect(not played.fault, f"{after} run raised {played.fault}")
 
 
 def check_reward_range(subject: AgentSubject) -> None:

@@ -137,8 +137,12 @@ def check_reset_in_the_middle(subject: Subject) -> None:
 def check_async(subject: Subject) -> None:
     """``areset`` and ``astep`` answer what ``reset`` and ``step`` do."""
     with subject.open() as player:
-        if not (player.has("areset") and player.has("astep")):
+        has = {name: player.has(name) for name in ("areset", "astep")}
+        if not any(has.values()):
             raise SkipCheck("it has no areset() and astep()")
+        for name, is_there in has.items():
+            other = "astep" if name == "areset" else "areset"
+            expect(is_there, f"it has {other}() and no {name}(): a run would mix the two ways")
         env = player.env
         begun = checked_reset(asyncio.run(env.areset(seed=subject.seed, options={})))
         action = good_action(player, begun, 0)
@@ -177,12 +181,15 @@ BASIC: Final = ("make", "reset", "step")
 """What nearly all others need."""
 _TASKS: Final = (*BASIC, "tasks")
 _REPEATS: Final = (*_TASKS, "same_seed_same_episode")
+_RANDOM: Final = (*_TASKS, "malformed_actions")
+"""Of those whose random players call tools too."""
 
 CHECKS: Final[Mapping[str, Check]] = {
     "make": check_make,
     "reset": check_reset,
     "step": check_step,
     "tasks": check_tasks,
+    "malformed_actions": semantic_checks.check_malformed,
     "same_seed_same_episode": check_same_episode,
     "reset_in_the_middle": check_reset_in_the_middle,
     "gymnasium_check_env": runtime_checks.check_gymnasium,
@@ -199,7 +206,6 @@ CHECKS: Final[Mapping[str, Check]] = {
     "same_verdict_twice": semantic_checks.check_same_verdict,
     "secrets_are_hidden": semantic_checks.check_secrets,
     "box_hides_secrets": box_checks.check_box_hides_secrets,
-    "malformed_actions": semantic_checks.check_malformed,
     "reward_in_range": semantic_checks.check_reward_range,
     "within_timeouts": runtime_checks.check_timeouts,
     "close_twice": check_close,
@@ -212,20 +218,26 @@ NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "step": ("make", "reset"),
     "close_twice": ("make", "reset"),
     "async_agrees": (*BASIC, "reset_in_the_middle"),
-    "interleaved_instances": _REPEATS,
-    "same_verdict_twice": _REPEATS,
+    "global_random_state": (*BASIC, "malformed_actions"),
+    "interleaved_instances": (*_REPEATS, "malformed_actions"),
+    "same_verdict_twice": (*_REPEATS, "malformed_actions"),
     **dict.fromkeys(
         (
             "same_seed_same_episode",
-            "splits_differ",
             "oracle_reaches_the_top",
             "noop_stays_at_the_floor",
-            "random_stays_below_the_oracle",
-            "secrets_are_hidden",
             "box_hides_secrets",
-            "reward_in_range",
         ),
         _TASKS,
+    ),
+    **dict.fromkeys(
+        (
+            "splits_differ",
+            "random_stays_below_the_oracle",
+            "secrets_are_hidden",
+            "reward_in_range",
+        ),
+        _RANDOM,
     ),
 }
 """What a check cannot be judged without; those not named here need ``BASIC``."""

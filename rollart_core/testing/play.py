@@ -10,14 +10,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias, cast
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar, cast
 
 from rollart_core.contracts.env import EnvSpec, TextEnv
-from rollart_core.rollout.random_player import random_words, text_of
+from rollart_core.rollout.random_player import drawn_action
 from rollart_core.testing.answers import Step, checked_reset, checked_step
-from rollart_core.testing.results import SkipCheck, expect
+from rollart_core.testing.results import CheckFailed, SkipCheck, expect, raised
+from rollart_core.tools.action import ToolAction
+from rollart_core.tools.tool_set import ToolSet
 
+_T = TypeVar("_T")
 Options: TypeAlias = dict[str, Any]
 """What ``reset`` gets as options."""
 
@@ -33,6 +36,7 @@ GARBAGE = (
 )
 MAX_TURNS = 200
 """Turns after which an episode of the expert is given up."""
+_MAX_DRAWS = 8
 _NEVER_SAID = EnvSpec(id="unregistered/Env-v0", entry_point="unregistered:Env")
 
 
@@ -63,36 +67,49 @@ class Player:
 
     def __init__(self, env: Any, watch: Watch) -> None:
         self.env = env
-        self._watch = watch
+        self.tools = ToolSet(())
+        """What the task of the last ``reset`` offers to call."""
+        self.watch = watch
 
     def has(self, method: str) -> bool:
         """Return whether the environment has an optional method."""
         return hasattr(self.env, method)
 
-    def during(self, call: str) -> AbstractContextManager[None]:
-        """Time a block as one ``call``."""
-        return self._watch.during(call)
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        """Time a block as one ``call``; what the block raises is named with its file and line.
+
+        Raises:
+            CheckFailed: When the block raised.
+        """
+        try:
+            with self.watch.during(call):
+                yield
+        except Exception as e:
+            raise CheckFailed(f"{call} raised {raised(e)}") from e
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call an optional method."""
-        with self._watch.during(method):
+        with self.during(f"{method}()"):
             return getattr(self.env, method)(*arguments)
 
     def reset(self, **arguments: Any) -> Step:
         """Begin an episode."""
-        with self._watch.during("reset"):
+        with self.during("reset"):
             answer = self.env.reset(**arguments)
-        return checked_reset(answer)
+        step = checked_reset(answer)
+        self.tools = ToolSet(step.info.get("tools") or ())
+        return step
 
     def step(self, action: str) -> Step:
         """Act."""
-        with self._watch.during("step"):
+        with self.during("step"):
             answer = self.env.step(action)
         return checked_step(answer)
 
     def close(self) -> None:
         """Close the environment."""
-        with self._watch.during("close"):
+        with self.during("close"):
             self.env.close()
 
     def num_tasks(self, split: str) -> int | None:
@@ -189,8 +206,8 @@ class Subject:
             if index < count
         ]
 
-    def paced(self, options: Sequence[Options], least: int | None = None) -> Iterator[Options]:
-        """Yield options until the budget is used up, but at least ``least`` (a task a split)."""
+    def paced(self, options: Sequence[_T], least: int | None = None) -> Iterator[_T]:
+        """Yield what is given until the budget is used up, but ``least`` of it (a task a split)."""
         began = time.monotonic()
         floor = len(self.spec.splits) if least is None else least
         for n, given in enumerate(options):
@@ -255,17 +272,37 @@ def noop_action(player: Player, step: Step, turn: int) -> str:
     return ""
 
 
-def random_policy(key: object) -> Policy:
-    """Return a policy that draws among what is offered, or else says random words.
+def random_policy(key: object, *, share_of_calls: float = 0.5) -> Policy:
+    """Return the random player of evaluations: it draws what is offered, calls or words.
 
-    Half of the random words are words of the observation, so that parroting is tried too.
+    Calls that do not fit their schema are drawn again: a run answers those itself.
 
     Args:
         key: What the draws follow from.
+        share_of_calls: How often it calls a tool where there are any, and not says a word.
     """
     rng = random.Random(f"random policy/{key}")
 
     def act(player: Player, step: Step, turn: int) -> str:
-        return random_words(rng, text_of(step.observation), step.info.get("available_actions"))
+        info = {**step.info, "tools": player.tools.specs}
+        share = share_of_calls
+        for attempt in range(_MAX_DRAWS):
+            if attempt == _MAX_DRAWS - 1:
+                share = 0.0
+            drawn = rng.getrandbits(64)
+            action = drawn_action(player.env, step.observation, info, drawn, share_of_calls=share)
+            calls = ToolAction.read(action).calls if player.tools.specs else ()
+            if not any(player.tools.problem(call.name, call.arguments) for call in calls):
+                break
+        return action
 
     return act
+
+
+def calling_policy(key: object) -> Policy:
+    """Return a random player that calls a tool in every turn, where there are tools.
+
+    Args:
+        key: What the draws follow from.
+    """
+    return random_policy(f"calls/{key}", share_of_calls=1.0)

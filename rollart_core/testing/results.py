@@ -8,12 +8,18 @@ when that one failed.
 from __future__ import annotations
 
 import importlib
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypedDict, Unpack
+from pathlib import Path
+from typing import Any, Final, TypedDict, Unpack
 
 from rollart_core.errors import first_line
+
+_CORE: Final = Path(__file__).parents[1]
+_STDLIB: Final = Path(sysconfig.get_path("stdlib"))
 
 
 class Outcome(StrEnum):
@@ -47,6 +53,24 @@ def expect(truth: object, reason: str) -> None:
     """Raise :class:`CheckFailed` with ``reason`` unless ``truth``."""
     if not truth:
         raise CheckFailed(reason)
+
+
+def raised(error: BaseException) -> str:
+    """Return an exception in one line: its type, what it says, and where it was raised.
+
+    The place is the innermost one that is neither RollArt's own nor the standard library's.
+    """
+    said = first_line(str(error))
+    where = next(filter(_is_theirs, reversed(traceback.extract_tb(error.__traceback__))), None)
+    at = f" ({where.filename}:{where.lineno} in {where.name})" if where else ""
+    return f"{type(error).__name__}{': ' if said else ''}{said}{at}"
+
+
+def _is_theirs(frame: traceback.FrameSummary) -> bool:
+    path = Path(frame.filename)
+    if path.is_relative_to(_CORE) or frame.filename.startswith("<"):
+        return False
+    return not path.is_relative_to(_STDLIB) or "site-packages" in path.parts
 
 
 def torch_or_skip() -> Any:
@@ -152,4 +176,4 @@ def _ended(name: str, error: BaseException) -> CheckResult:
         return CheckResult(name, Outcome.SKIP, str(error))
     if isinstance(error, CheckFailed):
         return CheckResult(name, Outcome.FAIL, str(error))
-    return CheckResult(name, Outcome.FAIL, f"{type(error).__name__}: {first_line(str(error))}")
+    return CheckResult(name, Outcome.FAIL, raised(error))

@@ -8,18 +8,22 @@ Where the lines are drawn:
   earns nothing. ``FLOOR_SLACK`` of the range is allowed above it (a little shaping).
 - Random players may earn ``RANDOM_SHARE`` of the way from the floor to the expert. A yes-or-no
   question gives them half, and 48 episodes of it come out above three quarters about once in
-  three thousand seeds; a verifier that accepts anything gives them all.
+  three thousand seeds; a verifier that accepts anything gives them all. Where there are tools,
+  players that only call are judged by themselves: a word would end many episodes before a call.
 - A secret shorter than ``MIN_SECRET_CHARS`` counts as leaked only where a line or a value of info
   is nothing else: "3" stands in many pages by chance.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
+from rollart_core.errors import first_line
 from rollart_core.rollout.random_player import text_of
 from rollart_core.testing.answers import Step, plain, total
 from rollart_core.testing.play import (
@@ -29,6 +33,7 @@ from rollart_core.testing.play import (
     Player,
     Policy,
     Subject,
+    calling_policy,
     garbage_action,
     good_action,
     noop_action,
@@ -38,7 +43,9 @@ from rollart_core.testing.play import (
     recorded,
     replay,
 )
-from rollart_core.testing.results import SkipCheck, expect
+from rollart_core.testing.results import CheckFailed, SkipCheck, expect
+from rollart_core.tools.action import Call, ToolAction
+from rollart_core.tools.draw import edge_calls
 
 FLOOR_SLACK: Final = 0.01
 RANDOM_SHARE: Final = 0.75
@@ -103,11 +110,19 @@ def check_noop(subject: Subject) -> None:
 def check_random(subject: Subject) -> str:
     """Random players earn clearly less than the expert, or than the top where there is none."""
     with subject.open() as player:
-        earned = [
-            total(play(player, random_policy(n), n, options, subject.spec.max_turns))
-            for n, options in random_tasks(subject, player)
-        ]
-    return expect_far_from_top(subject, earned, "actions")
+        said = expect_far_from_top(subject, _earned(subject, player, random_policy), "actions")
+        if player.tools.specs:
+            earned = _earned(subject, player, calling_policy)
+            said += f"; {expect_far_from_top(subject, earned, 'calls')}"
+    return said
+
+
+def _earned(subject: Subject, player: Player, made: Callable[[int], Policy]) -> list[float]:
+    """Return what players earn, one for each random episode."""
+    return [
+        total(play(player, made(n), n, options, subject.spec.max_turns))
+        for n, options in random_tasks(subject, player)
+    ]
 
 
 def expect_floor(subject: Subject, earned: Sequence[float], what: str) -> None:
@@ -160,15 +175,18 @@ def check_same_verdict(subject: Subject) -> None:
     with subject.open() as player:
         tasks = subject.tasks(player)[: max(2, len(subject.spec.splits))]
         for options in subject.paced(tasks):
-            episodes = [_recorded(player, policy, subject, options) for policy in _players()]
+            policies = _players(player)
+            episodes = [_recorded(player, policy, subject, options) for policy in policies]
             for actions, steps in episodes:
                 again = replay(player, actions, subject.seed, options)
                 first, second = _verdict(steps), _verdict(again)
                 expect(first == second, f"{options}: {first}, and for the same actions {second}")
 
 
-def _players() -> tuple[Policy, ...]:
-    return (good_action, random_policy("verdict"), garbage_action)
+def _players(player: Player) -> Iterator[Policy]:
+    yield from (good_action, random_policy("verdict"), garbage_action)
+    if player.tools.specs:  # known once the first has played
+        yield calling_policy("verdict")
 
 
 def _recorded(
@@ -198,6 +216,7 @@ def check_secrets(subject: Subject) -> None:
         for options in subject.paced(subject.tasks(player)):
             for policy in policies:
                 _play_looking(player, policy, subject, options)
+            _call_looking(player, subject, options)
     if not has_secrets:
         raise SkipCheck("it has no secrets(); no key of info gave the expert's action away")
 
@@ -216,6 +235,35 @@ def _play_looking(player: Player, policy: Policy, subject: Subject, options: Opt
         _look(player, step, said, f"{options}, turn {turn}")
         said.append(policy(player, step, turn))
         step = player.step(said[-1])
+
+
+def _call_looking(player: Player, subject: Subject, options: Options) -> None:
+    """Call every tool, and look at what it answers."""
+    for call, step in _called(player, subject, options):
+        if not step.over:
+            said = [str(value) for value in call.arguments.values()]
+            _look(player, step, said, f"{options}, after {_text(call)}")
+
+
+def _called(player: Player, subject: Subject, options: Options) -> Iterator[tuple[Call, Step]]:
+    """Yield each call at the edges of what the schemas allow, and what it answers.
+
+    An episode goes on until it is over, as long as there is time.
+    """
+    step = player.reset(seed=subject.seed, options=options)
+    tools = player.tools.specs
+    for call in subject.paced(edge_calls(tools), least=len(tools)):
+        if step.over:
+            step = player.reset(seed=subject.seed, options=options)
+        try:
+            step = player.step(ToolAction("", (call,)).text())
+        except CheckFailed as e:
+            raise CheckFailed(f"after {_text(call)}: {e}") from e
+        yield call, step
+
+
+def _text(call: Call) -> str:
+    return first_line(f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})", 80)
 
 
 def _look(player: Player, step: Step, said: Sequence[str], where: str) -> None:
@@ -270,13 +318,15 @@ def texts_of(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def check_malformed(subject: Subject) -> None:
-    """Malformed actions are answered, and a good one after them too."""
+    """Malformed actions are answered, and a good one after them too; so is any fitting call."""
     with subject.open() as player:
         for action in GARBAGE:
             player.reset(seed=subject.seed)
             step = player.step(action)
             if not step.over:
                 player.step(good_action(player, step, 0))
+        for _ in _called(player, subject, {}):
+            pass
 
 
 def check_reward_range(subject: Subject) -> None:
@@ -284,7 +334,7 @@ def check_reward_range(subject: Subject) -> None:
     low, high = subject.spec.reward_range
     with subject.open() as player:
         for options in subject.paced(subject.tasks(player)):
-            for policy in (*_players(), noop_action):
+            for policy in chain(_players(player), [noop_action]):
                 earned = total(play(player, policy, subject.seed, options, _turns(subject)))
                 expect(
                     low - CLOSE <= earned <= high + CLOSE,

@@ -26,12 +26,34 @@ from rollart_core.hookspecs import hookimpl
 SPLITS = ("train", "test")
 
 
+DOOR = {
+    "type": "function",
+    "function": {
+        "name": "ask",
+        "parameters": {
+            "type": "object",
+            "properties": {"door": {"type": "integer"}},
+            "required": ["door"],
+        },
+    },
+}
+
+
+def share(door):
+    return 16 // door
+
+
 async def ask(endpoint, messages):
-    """Ask an endpoint and return its text; nothing is closed behind the caller's back."""
+    """Ask an endpoint and return its text."""
+    return (await answered(endpoint, messages))["content"] or ""
+
+
+async def answered(endpoint, messages, **more):
+    """Ask an endpoint and return its message; nothing is closed behind the caller's back."""
     host, _, port = endpoint.base_url.split("/")[2].partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        body = json.dumps({"model": endpoint.model, "messages": messages}).encode()
+        body = json.dumps({"model": endpoint.model, "messages": messages, **more}).encode()
         head = (
             f"POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer {endpoint.api_key}\r\n"
             f"content-length: {len(body)}\r\n\r\n"
@@ -44,7 +66,7 @@ async def ask(endpoint, messages):
     status, content = answer.split(b" ", 2)[1], answer.partition(b"\r\n\r\n")[2]
     if status != b"200":
         raise RuntimeError(f"the endpoint said {status.decode()}")
-    return json.loads(content)["choices"][0]["message"]["content"] or ""
+    return json.loads(content)["choices"][0]["message"]
 
 
 class Good:
@@ -102,6 +124,19 @@ class Good:
 
     def reward(self):
         return self.right / 2
+
+
+class Divides(Good):
+    """Asks with a tool, and divides by its argument."""
+
+    async def ask(self, endpoint, messages):
+        message = await answered(endpoint, messages, tools=[DOOR])
+        for call in message.get("tool_calls") or ():
+            try:
+                share(json.loads(call["function"]["arguments"])["door"])
+            except (KeyError, TypeError, ValueError):
+                return ""
+        return message["content"] or ""
 
 
 class CannotBeMade(Good):

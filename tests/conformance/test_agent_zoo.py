@@ -42,6 +42,7 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.SecretsInInfo, "secrets_are_hidden", {}),
     (agent_zoo.SecretsInTheBox, "box_hides_secrets", {}),
     (agent_zoo.Fragile, "malformed_actions", {}),
+    (agent_zoo.Divides, "malformed_actions", {}),
     (agent_zoo.Fines, "reward_in_range", {}),
     (agent_zoo.SlowToJudge, "within_timeouts", {"timeouts": Timeouts(step_s=0.05)}),
     (agent_zoo.ClosesOnce, "close_twice", {}),

@@ -19,7 +19,13 @@ import zoo
 from support.pace import scaled
 
 from rollart_core.check import check, offline, process
-from rollart_core.check.catalogue import ENVIRONMENT_RUNTIME, ENVIRONMENT_SEMANTIC, PARTS, STATIC
+from rollart_core.check.catalogue import (
+    ENVIRONMENT_RUNTIME,
+    ENVIRONMENT_SEMANTIC,
+    PACKAGE,
+    PARTS,
+    STATIC,
+)
 from rollart_core.check.process import environ
 from rollart_core.check.report import Report
 from rollart_core.cli import main
@@ -68,6 +74,8 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.SeedsTheWorld, "global_random_state", {}),
     (zoo.OneForAll, "interleaved_instances", {}),
     (zoo.AsyncDiffers, "async_agrees", {}),
+    (zoo.AstepAlone, "async_agrees", {}),
+    (zoo.OracleRaises, "step", {}),
     (zoo.NoCorpus, "corpus", {}),
     (zoo.LeavesThreads, "nothing_left_open", {}),
     (zoo.LeavesFiles, "nothing_left_open", {}),
@@ -87,12 +95,34 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (zoo.SecretsInTheBox, "box_hides_secrets", {}),
     (zoo.Fragile, "malformed_actions", {}),
     (zoo.Fines, "reward_in_range", {}),
+    (zoo.PaysAnyCall, "random_stays_below_the_oracle", {}),
+    (zoo.PaysAnyCallBeforeAWord, "random_stays_below_the_oracle", {}),
+    (zoo.ToolTellsSecrets, "secrets_are_hidden", {}),
+    (zoo.Divides, "malformed_actions", {}),
 ]
 
 
 def test_the_good_one_passes_every_check_of_check_env():
     results = check_env(zoo.Good, spec=zoo.env_spec("Good"))
     assert ended(results, Outcome.PASS) == list(CHECKS)
+
+
+def test_the_good_one_with_tools_passes_every_check_of_check_env():
+    results = check_env(zoo.GoodTools, spec=zoo.env_spec("GoodTools", tools=True))
+    lacks = {"async_agrees", "corpus"}
+    assert ended(results, Outcome.PASS) == [name for name in CHECKS if name not in lacks], results
+    (remark,) = [r.reason for r in results if r.name == "random_stays_below_the_oracle"]
+    assert "random calls earn 0%" in remark
+
+
+def test_what_a_plugin_raises_is_named_with_file_and_line():
+    (result,) = check_env(zoo.OracleRaises, only=["step"])
+    assert re.fullmatch(
+        r"oracle\(\) raised KeyError: 'blue' \(.*zoo\.py:\d+ in oracle\)", result.reason
+    )
+    (result,) = check_env(zoo.Divides, only=["malformed_actions"])
+    assert result.reason.startswith('after ask({"door": 0}): step raised ZeroDivisionError')
+    assert result.reason.endswith(" in share)")
 
 
 def test_an_environment_that_knows_its_tasks_by_the_seed_has_others_in_each_split(monkeypatch):
@@ -323,6 +353,17 @@ MANIFEST = """
         entry_point: acme_sums.env:Sums
         summary: Two sums.
 """
+TESTS = """
+    from acme_sums.env import Sums
+    from rollart_core import make
+    from rollart_core.check import check
+
+    def test_it_asks():
+        assert Sums().reset()[0].startswith("What is ")
+
+    def test_it_is_registered():
+        assert isinstance(make("acme/Sums-v1"), Sums)
+"""
 PYPROJECT = """
     [project]
     name = "acme-sums"
@@ -346,6 +387,7 @@ def project(tmp_path: Path) -> Path:
         "src/acme_sums/env.py": ENV_SOURCE,
         "src/acme_sums/plugin.py": HOOKS,
         "src/acme_sums/rollart.yaml": MANIFEST,
+        "tests/test_sums.py": TESTS,
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -431,6 +473,48 @@ def test_exactly_that_static_check_fails(project, name, change, why):
     assert not report.passed
 
 
+def own_tests(project, text=None):
+    """Return what the check of a project's own tests says."""
+    if text is not None:
+        (project / "tests" / "test_sums.py").write_text(textwrap.dedent(text))
+    (result,) = check(str(project), only=["own_tests"]).results
+    assert (result.id, result.name) == ("acme-sums", "own_tests")
+    return result.outcome.value, result.reason
+
+
+def test_the_package_is_checked_by_its_own_tests_too(project):
+    before = sorted(project.rglob("*"))
+    assert own_tests(project) == ("PASS", "2 passed")
+    assert sorted(project.rglob("*")) == before, "nothing is written into the project"
+    outcome, why = own_tests(project, "def test_it():\n    assert 1 + 1 == 3\n")
+    assert (outcome, why) == ("FAIL", "1 failed: tests/test_sums.py::test_it: assert (1 + 1) == 3")
+    outcome, why = own_tests(project, "import acme_sum\n")
+    assert outcome == "FAIL"
+    assert "tests/test_sums.py: " in why
+    assert "No module named 'acme_sum'" in why
+    outcome, why = own_tests(project, "import os\ndef test_it():\n    os._exit(0)\n")
+    assert (outcome, why) == ("FAIL", "its process ended in the middle")
+
+
+def test_tests_that_check_do_not_run_themselves(project):
+    text = """
+        from pathlib import Path
+        from rollart_core.check import check
+
+        def test_it():
+            (result,) = check(str(Path.cwd()), only=["own_tests"]).results
+            assert result.reason == "the package's own tests are running"
+    """
+    assert own_tests(project, text) == ("PASS", "1 passed")
+
+
+def test_no_tests_are_a_skip(project):
+    shutil.rmtree(project / "tests")
+    assert own_tests(project) == ("SKIP", "the project has no tests")
+    (project / "tests").mkdir()
+    assert own_tests(project) == ("SKIP", "no test of it ran")
+
+
 def wheel_of(project: Path) -> Path:
     """Return a wheel of the project, as a build backend would write it."""
     wheel = project.parent / "acme_sums-0.3-py3-none-any.whl"
@@ -458,14 +542,14 @@ def test_a_project_and_its_wheel_pass_without_being_installed(project):
     wheel = wheel_of(project)
     shutil.rmtree(project)
     of_wheel = check(str(wheel))
-    for report in (of_folder, of_wheel):
+    for report, without in ((of_folder, set()), (of_wheel, {"own_tests"})):
         assert report.passed, report.results
         assert (report.subject, report.version) == ("acme-sums", "0.3")
         assert report.counts["FAIL"] == 0
         names = [r.name for r in report.results]
-        assert names == [*STATIC, *ENVIRONMENT_RUNTIME, *ENVIRONMENT_SEMANTIC]
+        assert names == [*STATIC, *ENVIRONMENT_RUNTIME, *ENVIRONMENT_SEMANTIC, *PACKAGE]
         allowed = {"works_offline"} if not offline.prefix()[0] else set()
-        assert {*ended(report.results, Outcome.SKIP)} <= allowed
+        assert {*ended(report.results, Outcome.SKIP)} - allowed == without
     assert json.loads(json.dumps(of_wheel.to_json())) == of_wheel.to_json()
     with pytest.raises(UserError, match="options are for one plugin"):
         check(str(wheel), options={"size": 3})

@@ -21,6 +21,7 @@ from rollart_core.contracts.reward import Reward, RewardResult
 from rollart_core.hookspecs import hookimpl
 from rollart_core.spaces import Text
 from rollart_core.testing.sandbox import FakeSandbox
+from rollart_core.tools import Call, ToolAction, ToolEnv, ToolResult, tool
 
 SPLITS = ("train", "test")
 LEFT_OPEN: list[object] = []
@@ -342,6 +343,87 @@ class AnswersInInfo(Good):
 class SecretsInInfo(Good):
     def info(self):
         return {**super().info(), "debug": {"notes": ["task", *self.secrets()]}}
+
+
+class AstepAlone(Good):
+    areset = property()  # hasattr() says that it has none
+
+
+class OracleRaises(Good):
+    def oracle(self):
+        return {"red": "1"}["blue"]
+
+    def accepts(self, action):
+        return action.strip() == str(sum(self.numbers()))
+
+
+class GoodTools(ToolEnv):
+    """A word that only a tool knows; `submit` it."""
+
+    def __init__(self):
+        super().__init__()
+        self.word = ""
+
+    def num_tasks(self, split):
+        return 5
+
+    def begin(self, task, split, seed):
+        rng = random.Random(f"{split}/{task}/{seed}")
+        self.word, self.has_asked = "".join(rng.choices("abcdefgh", k=8)), False
+        return f"Room {task} of {split}: what is the word?"
+
+    def secrets(self):
+        return [self.word]
+
+    def oracle(self):
+        if not self.has_asked:
+            return ToolAction("", (Call("ask", {"door": len(self.word)}),)).text()
+        return ToolAction("", (Call("submit", {"word": self.word}),)).text()
+
+    def said(self, content):
+        return ToolResult("Call a tool.")
+
+    @tool
+    def ask(self, door: int) -> str:
+        """Ask at a door."""
+        self.has_asked = True
+        return f"A door has {self.share(door)} hinges."
+
+    def share(self, door):
+        return 16 // door if door else 0
+
+    @tool
+    def submit(self, word: str) -> ToolResult:
+        """Say the word."""
+        right = self.accepts(word)
+        return ToolResult("The end.", reward=float(right), done=True, success=right)
+
+    def accepts(self, word):
+        return word == self.word
+
+
+class PaysAnyCall(GoodTools):
+    def accepts(self, word):
+        return True
+
+
+class PaysAnyCallBeforeAWord(PaysAnyCall):
+    """Words end the episode, so that who says as much as it calls earns half."""
+
+    def said(self, content):
+        return ToolResult("The end.", done=True, success=False)
+
+
+class ToolTellsSecrets(GoodTools):
+    @tool
+    def recall(self, page: int = 0) -> str:
+        """Read the notes."""
+        return f"page {page}: {self.word}"
+
+
+class Divides(GoodTools):
+    def share(self, door):
+        return 16 // door
 
 
 class PlainBox(FakeSandbox):

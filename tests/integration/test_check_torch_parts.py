@@ -32,6 +32,52 @@ def test_check_algorithm():
         def loss(self, trainer_logprobs, batch):
             return trainer_logprobs.mean(), {}
 
+    class PerMicrobatch(FakeAlgorithm):
+        def loss(self, trainer_logprobs, batch):
+            gain = (trainer_logprobs * batch.advantages * batch.loss_mask).sum()
+            return -gain / batch.loss_mask.sum(), {}
+
+    class ByTrajectoryIds(FakeAlgorithm):
+        """A mean over the tokens of each trajectory, of those that a microbatch holds."""
+
+        def loss(self, trainer_logprobs, batch):
+            zeros = torch.zeros(batch.total_trajectories)
+            tokens = -(trainer_logprobs * batch.advantages * batch.loss_mask)
+            sums = zeros.index_add(0, batch.trajectory_ids, tokens)
+            counts = zeros.index_add(0, batch.trajectory_ids, batch.loss_mask.float())
+            return (sums / counts.clamp(min=1)).sum() / batch.total_trajectories, {}
+
+    class FlippedLoss(FakeAlgorithm):
+        def loss(self, trainer_logprobs, batch):
+            loss, metrics = super().loss(trainer_logprobs, batch)
+            return -loss, metrics
+
+    class FlippedAdvantages(FakeAlgorithm):
+        def advantages(self, groups, signals):
+            return [-row for row in super().advantages(groups, signals)]
+
+    class FlippedDemonstrations(FakeAlgorithm):
+        """What earns no matter what is likelier: it learns to avoid it."""
+
+        def advantages(self, groups, signals):
+            return [s.loss_mask.astype("float32") for g in groups for s in g.samples]
+
+        def loss(self, trainer_logprobs, batch):
+            loss, metrics = super().loss(trainer_logprobs, batch)
+            return -loss, metrics
+
+    class OneRowATrajectory(FakeAlgorithm):
+        def advantages(self, groups, signals):
+            rows = super().advantages(groups, signals)
+            sizes = [len(t.samples) for g in groups for t in g.trajectories]
+            return [rows[sum(sizes[:i])] for i in range(len(sizes))]
+
+    assert failed(check_algorithm(PerMicrobatch())) == ["microbatches"]
+    assert failed(check_algorithm(ByTrajectoryIds())) == ["microbatches"]
+    assert failed(check_algorithm(FlippedLoss())) == ["direction"]
+    assert failed(check_algorithm(FlippedAdvantages())) == ["direction"]
+    assert failed(check_algorithm(FlippedDemonstrations())) == ["direction"]
+    assert failed(check_algorithm(OneRowATrajectory())) == ["advantages"]
     assert "advantages" in failed(check_algorithm(Everywhere()))
     assert failed(check_algorithm(NoGradient())) == ["loss"]
     assert failed(check_algorithm(Unmasked())) == ["loss"]

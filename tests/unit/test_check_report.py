@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.check.catalogue import AGENTS, PARTS, STATIC, checked_only, checks_of
+from rollart_core.check.catalogue import AGENTS, PACKAGE, PARTS, STATIC, checked_only, checks_of
 from rollart_core.check.environment import FRESH, OFFLINE
 from rollart_core.check.parts import PART_CHECKS, check_part
 from rollart_core.check.report import Report, Result
@@ -178,6 +178,7 @@ def test_the_page_on_checks_has_a_heading_for_each(repo_root):
     assert written == {
         "static": list(STATIC),
         **{group: list(names) for group, names in PARTS["environments"].items()},
+        "runtime": [*PACKAGE, *PARTS["environments"]["runtime"]],
         "agents": [name for name in agents if name not in elsewhere],
     }
     rows = dict(re.findall(r"^\| (\w+) \| (`.+`) \|$", page, flags=re.MULTILINE))
