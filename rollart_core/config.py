@@ -10,7 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from rollart_core.config_base import Fraction, PluginRef, PositiveInt, Seconds, Section
+from rollart_core.config_base import (
+    Count,
+    Fraction,
+    LearningRate,
+    Name,
+    PluginRef,
+    PositiveInt,
+    Processes,
+    Seconds,
+    Section,
+    Seed,
+)
 from rollart_core.config_envs import Env, joined_id
 from rollart_core.config_evaluation import Checkpoint as Checkpoint
 from rollart_core.config_evaluation import Evaluation as Evaluation
@@ -27,7 +38,7 @@ from rollart_core.config_training import Critic, Curriculum, LoRA, Reference, Sh
 class WarmStart(Section):
     """Supervised steps on the env's ``oracle()`` before RL."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    lr: LearningRate = 3e-3
     """Of AdamW, apart from the one RL uses."""
     warmup_train_steps: PositiveInt = 10
     """Train steps over which the learning rate rises to ``lr``."""
@@ -41,7 +52,7 @@ class WarmStart(Section):
     """Train steps between checks (once the loss is low enough to be worth it)."""
     check_tasks: PositiveInt = 64
     """Tasks of a check."""
-    check_split: str = "warm"
+    check_split: Name = "warm"
     """Split of the checks, so that neither training nor test tasks choose when to stop."""
     max_wall_s: Seconds = 300.0
     """Most seconds."""
@@ -50,19 +61,19 @@ class WarmStart(Section):
 class EngineClass(Section):
     """A further class of inference engines, beside those of ``engine``."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     """What placements, reports and `rollart scale` call it: its engines are a pool of this name.
     With ``runtime: ray`` it is one of ``runtime.pools``, which then has no other engines."""
     engine: PluginRef
     """What generates there."""
-    count: PositiveInt = 1
+    count: Processes = 1
     """How many, beside ``runtime.num_engines`` of ``engine``."""
 
 
 class Rollout(Section):
     """How trajectories are made."""
 
-    split: str = "train"
+    split: Name = "train"
     """Tasks to train on."""
     groups_per_batch: PositiveInt = 16
     """Groups the trainer takes at once."""
@@ -79,7 +90,7 @@ class Rollout(Section):
     full (dynamic sampling; DAPO, arXiv:2503.14476, section 3.2)."""
     max_equal_groups: PositiveInt = 1000
     """So many equal groups in a row end the run (``equal_groups: replace`` only)."""
-    redundant: Annotated[int, Field(ge=0)] = 0
+    redundant: Count = 0
     """Trajectories a group begins with beyond ``group_size``. Once so many have finished, the rest
     are cancelled: no batch waits for the slowest, and what is trained is shorter for it
     (`rollart audit` says by how much). Not with ``deterministic``."""
@@ -91,7 +102,7 @@ class Rollout(Section):
     """Longest token row; an episode that would outgrow it is truncated."""
     max_observation_chars: PositiveInt = 20_000
     """Longer observations are cut in the middle, and that is counted."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Of sampling; 1 is the policy as it is."""
     max_concurrent: PositiveInt = 256
     """Most episodes at once."""
@@ -129,7 +140,7 @@ class Deadlines(Section):
 class Failures(Section):
     """What failures cost."""
 
-    max_retries: Annotated[int, Field(ge=0)] = 2
+    max_retries: Count = 2
     """Per ticket, each on a fresh environment."""
     max_rate: Fraction = 0.5
     """Share of failed attempts among the last ``window``; above it the run stops and says why."""
@@ -142,7 +153,7 @@ class Failures(Section):
     that hangs is left alone."""
     load_weights_s: Seconds = 300.0
     """So is an engine that has not loaded new weights after this long."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
+    max_restarts: Count = 3
     """How often an engine, or the trainer, is started again within ``restart_window_s``. After one
     more death it is given up: without any engine, or without the trainer, the run ends."""
     restart_window_s: Seconds = 600.0
@@ -159,9 +170,9 @@ class AgentGateway(Section):
 
 
 class _RunBase(Section):
-    name: str = "run"
+    name: Name = "run"
     """The run directory is ``<runs_dir>/<name>-<time>``."""
-    seed: int = 0
+    seed: Seed = 0
     """Of tasks, new models and sampling."""
     task_seeds: Literal["by_split", "by_index"] = "by_split"
     """What the seed of a task is made from besides ``seed``: its split and index, or its index
@@ -230,10 +241,11 @@ class _RunBase(Section):
     """What is kept for ``--resume``, and which weights are the result."""
     stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
-    @field_validator("name")
+    @field_validator("name", mode="before")
     @classmethod
-    def _one_folder(cls, value: str) -> str:
-        if value in ("", ".", "..") or any(c in value for c in "/\\\0"):
+    def _one_folder(cls, value: Any) -> Any:
+        is_text = isinstance(value, str)
+        if is_text and (value in ("", ".", "..") or any(c in value for c in "/\\\0")):
             raise ValueError(f"{value!r} cannot be part of a folder's name: leave out / and \\")
         return value
 
@@ -293,7 +305,7 @@ class AsyncRun(_RunBase):
 
     mode: Literal["async"] = "async"
     """Roll out while training."""
-    max_staleness: Annotated[int, Field(ge=0)] = 1
+    max_staleness: Count = 1
     """In versions."""
     on_stale: Literal["wait", "drop"] = "wait"
     """What happens to a group that the next batch would leave too stale: the trainer waits for it

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 
-from rollart_core.config_base import PluginRef, PositiveInt, Seconds, Section
+from rollart_core.config_base import Name, PluginRef, Positive, PositiveInt, Seconds, Section
 from rollart_core.config_training import Shaping
 from rollart_core.contracts.adapter import SEPARATOR
 
@@ -18,15 +18,15 @@ from rollart_core.contracts.adapter import SEPARATOR
 class EnvRun(Section):
     """What of the run is otherwise for one environment of several."""
 
-    split: str | None = None
+    split: Name | None = None
     """Tasks to train on; none: ``rollout.split``."""
     max_turns: PositiveInt | None = None
     """None: ``rollout.max_turns``, or what the environment's spec says."""
-    evaluation_split: str | None = None
+    evaluation_split: Name | None = None
     """Held-out tasks; none: ``evaluation.split``."""
-    validation_split: str | None = None
+    validation_split: Name | None = None
     """Tasks of validations; none: ``evaluation.validation_split``."""
-    check_split: str | None = None
+    check_split: Name | None = None
     """Tasks of the warm start's checks; none: ``warm_start.check_split``."""
     reset_s: Seconds | None = None
     """None: ``deadlines.reset_s``, or what the environment's spec says."""
@@ -43,10 +43,10 @@ class EnvRun(Section):
 class EnvEntry(PluginRef):
     """One environment of several; keys that are not here are its own options."""
 
-    name: str | None = None
+    name: Name | None = None
     """What tasks, reports and the placement call it; none: its id, with ``#`` and its place in the
     list where the same id stands more than once."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Positive = 1.0
     """Its share of all tasks, against the weights of the others."""
     run: EnvRun = EnvRun()
     """What of the run is otherwise for this environment."""

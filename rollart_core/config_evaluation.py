@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from rollart_core.config_base import PositiveInt, Seconds, Section
+from rollart_core.config_base import Name, Number, PositiveInt, Seconds, Section
 
 ValidationMetric = Literal["validation/success", "validation/score"]
 """What a validation measures."""
@@ -24,7 +24,7 @@ class StopWhen(Section):
 
     metric: ValidationMetric
     """``validation/success`` or ``validation/score``."""
-    value: float | None = None
+    value: Number | None = None
     """Training ends when ``metric`` is at least this in ``patience`` validations in a row; none:
     when ``patience`` validations in a row were not above the best one before them."""
     patience: PositiveInt = 2
@@ -56,7 +56,7 @@ class Stop(Section):
 class Evaluation(Section):
     """Held-out tasks: before and after training, and (validation) while it goes on."""
 
-    split: str = "test"
+    split: Name = "test"
     """Tasks that are held out."""
     tasks: PositiveInt = 100
     """How many; always the same ones."""
@@ -70,7 +70,7 @@ class Evaluation(Section):
     validation_tasks: PositiveInt = 64
     """Tasks of a validation, one sampled episode each; always the same ones. There are
     fewer where more than a fifth of the training tasks would be taken out for them."""
-    validation_split: str | None = None
+    validation_split: Name | None = None
     """The split they are of, which is neither trained on nor tested. None: the split that the
     environment calls ``validation`` or ``val``; where it has none, tasks are taken out of
     ``rollout.split`` by a hash of the task (of its product, or what else makes tasks alike), and

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rollart_core.config_base import PositiveInt, Section
+from rollart_core.config_base import MOST, Count, Positive, PositiveInt, Section
 
 SWITCHES = ("on", "off")
 """What ``guard`` may be instead of a section."""
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -30,26 +29,26 @@ class GuardLimits(Section):
     """How far the mean of the last 2, 4 or 8 batches may fall below the best mean of 16: of
     success, or of reward as a share of its range (the larger of the best and the gain since the
     beginning)."""
-    noise: _Positive = 6.0
+    noise: Positive = 6.0
     """A fall also counts only when it is more than this many standard errors, as the batches before
     show them."""
-    kl: _Positive | None = 0.2
+    kl: Positive | None = 0.2
     """Most ``train/approx_kl``; 4 times the running 99% quantile where that is more."""
-    ratio: _Positive | None = 50.0
+    ratio: Positive | None = 50.0
     """Most ``train/is_ratio_max``; 4 times the running 99% quantile where that is more."""
-    grad_norm: _Positive | None = 25.0
+    grad_norm: Positive | None = 25.0
     """Most gradient norm before clipping, as a multiple of its running median; 4 times the running
     99% quantile where that is more. It counts when 2 of the last 8 batches are above."""
     entropy_low: _Share | None = 0.05
     """Least entropy, mean of 4 batches, as a share of its running median. This limit and those that
     follow are ignored while success or reward is at its best."""
-    entropy_high: _Positive | None = 8.0
+    entropy_high: Positive | None = 8.0
     """Most entropy, mean of 4 batches, as a multiple of its running median, and 0.3 more than
     that median at least."""
     repeated: _Share | None = 0.5
     """Share of the text that did not repeat itself (``rollout/repeated_share``, running median) and
     does so now, mean of 4 batches."""
-    length: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 3.0
+    length: Annotated[float, Field(gt=1, le=MOST)] | None = 3.0
     """By which factor the sampled tokens of a trajectory, mean of 8 batches, may leave their
     running median, up or down."""
     not_finite: PositiveInt | None = 2
@@ -60,7 +59,7 @@ class GuardLimits(Section):
 class Guard(Section):
     """When training has gone wrong, go back to the last good checkpoint with a lower rate."""
 
-    max_rollbacks: Annotated[int, Field(ge=0)] = 3
+    max_rollbacks: Count = 3
     """How often the run goes back. At the next trip it stops with its best weights, and fails."""
     lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The learning rate is multiplied by this each time."""

@@ -26,6 +26,15 @@ from rollart_core.problems import Problem, of_validation
 RECORD_KEY = "resolved_with"
 """What a run's own ``config.yaml`` adds: versions of the plugins. A record, not a setting."""
 
+MAX_BYTES = 2**20
+"""Most that is read of a config file: names such as /dev/zero have no end."""
+_MOST_VALUES = 100_000
+_NOT_YAML = (
+    *(yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
+"""What PyYAML raises of a text that is no YAML, or has a tag that its value does not fit."""
+
 _MODES: dict[str, type[SyncRun] | type[AsyncRun]] = {"sync": SyncRun, "async": AsyncRun}
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(object, config=ConfigDict(ser_json_inf_nan="constants"))
 
@@ -117,7 +126,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: When there is no such file, or it is not YAML, or not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{path}: is longer than {MAX_BYTES} bytes, which no config is; name a YAML file"
+            )
+        text = content.decode()
     except FileNotFoundError as e:
         raise ConfigError(no_such_file(path)) from e
     except IsADirectoryError as e:
@@ -127,8 +142,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {first_line(str(e))}") from e
     try:
-        loaded = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as e:
+        loaded = _parsed(text)
+    except _NOT_YAML as e:
         raise ConfigError(f"{path}{_position(e)}: not YAML: {_yaml_reason(e)}") from e
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values")
@@ -156,8 +171,8 @@ def apply_override(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
     if not separator or not all(path):
         raise ConfigError(f"override {override!r}: must be key=value, such as trainer.lr=3e-4")
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as e:
+        value = _parsed(text)
+    except _NOT_YAML as e:
         raise ConfigError(f"override {override!r}: not YAML: {_yaml_reason(e)}") from e
     holder: Any = mapping
     for part, after in pairwise(path):
@@ -201,12 +216,34 @@ def _origin(problem: Problem, source: str | Path, overridden: Sequence[tuple[str
     return "command line" if given else str(source)
 
 
-def _position(error: yaml.YAMLError) -> str:
+def _parsed(text: str) -> Any:
+    """Return what a YAML text says.
+
+    Raises:
+        YAMLError: When it is none, or one that anchors make larger than ``_MOST_VALUES``.
+    """
+    loaded = yaml.load(text, Loader=_Loader)
+    waiting, count = [loaded], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES} values, those of anchors included")
+        if isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+    return loaded
+
+
+def _position(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     return f":{mark.line + 1}:{mark.column + 1}" if mark else ""
 
 
-def _yaml_reason(error: yaml.YAMLError) -> str:
+def _yaml_reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return str(getattr(error, "problem", None) or first_line(str(error)))
 
 

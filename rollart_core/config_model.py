@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from rollart_core.config_base import PositiveInt, Section
+from rollart_core.config_base import Section
 from rollart_core.config_shape import Shape
 
 
@@ -37,26 +37,35 @@ class NewModel(Section):
 
     kind: Literal["new"] = "new"
     """Says that a model is to be made."""
-    num_layers: PositiveInt = 3
+    num_layers: Annotated[int, Field(gt=0, le=1_000)] = 3
     """Decoder layers."""
-    width: PositiveInt = 128
+    width: Annotated[int, Field(gt=0, le=1_000_000)] = 128
     """Of the residual stream."""
-    num_heads: PositiveInt = 2
+    num_heads: Annotated[int, Field(gt=0, le=1_024)] = 2
     """Query heads."""
-    num_kv_heads: PositiveInt = 1
+    num_kv_heads: Annotated[int, Field(gt=0, le=1_024)] = 1
     """Key and value heads; ``num_heads`` is a multiple of them."""
-    head_dim: PositiveInt = 64
-    """Even."""
-    ffn_width: PositiveInt = 384
+    head_dim: Annotated[int, Field(ge=2, le=4096, multiple_of=2)] = 64
+    """Even, for rotary embeddings turn pairs."""
+    ffn_width: Annotated[int, Field(gt=0, le=1_000_000)] = 384
     """Of the SwiGLU layer."""
-    vocab_size: PositiveInt = 1024
+    vocab_size: Annotated[int, Field(gt=0, le=1_000_000)] = 1024
     """Most tokens; the environment's own text may give fewer."""
-    max_positions: PositiveInt = 4096
+    max_positions: Annotated[int, Field(gt=0, le=10_000_000)] = 4096
     """Longest token row the model says it can read."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights, in engine and trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is a device, else the CPU."""
+
+    @model_validator(mode="after")
+    def _heads_share_evenly(self) -> NewModel:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
+                f"({self.num_kv_heads})"
+            )
+        return self
 
 
 class RemoteModel(Section):

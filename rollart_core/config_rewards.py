@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator
 
-from rollart_core.config_base import Fraction, PluginRef, PositiveInt, Seconds, Section
+from rollart_core.config_base import Fraction, NonNegative, PluginRef, PositiveInt, Seconds, Section
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.problems import Problem
 
@@ -56,7 +56,7 @@ class Scoring(Section):
     """Most calls at once, of each reward; the others wait, and their time does not run yet."""
     batch_size: PositiveInt = 1
     """Most trajectories in one call. A group reward is always asked for one whole group."""
-    batch_wait_s: Annotated[float, Field(ge=0)] = 0.0
+    batch_wait_s: NonNegative = 0.0
     """How long a call waits to be filled; 0: it takes what is there."""
     try_s: Seconds | None = None
     """How long one try may take; none: ``deadlines.reward_s``, which all tries share."""

@@ -10,7 +10,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from rollart_core.config_base import Fraction, PositiveInt, Seconds, Section
+from rollart_core.config_base import (
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Processes,
+    Seconds,
+    Section,
+    Threads,
+)
 
 
 class InlineRuntime(Section):
@@ -20,43 +30,41 @@ class InlineRuntime(Section):
 
     kind: Literal["inline"] = "inline"
     """The runtime."""
-    num_engines: PositiveInt = 1
+    num_engines: Processes = 1
     """Inference engines, in a process each."""
-    num_trainer_ranks: PositiveInt = 1
+    num_trainer_ranks: Processes = 1
     """Processes the trainer's parameters and work are shared over; on CUDA each takes a device."""
-    env_processes: Annotated[int, Field(ge=0)] = 1
+    env_processes: Annotated[int, Field(ge=0, le=10_000)] = 1
     """0 runs environments in threads of the controller's process."""
-    env_threads: PositiveInt = 64
+    env_threads: Annotated[int, Field(gt=0, le=65536)] = 64
     """Most env calls at once in one env process."""
-    engine_threads: PositiveInt = 1
+    engine_threads: Threads = 1
     """CPU threads torch uses in the inference engine."""
-    trainer_threads: PositiveInt = 1
+    trainer_threads: Threads = 1
     """CPU threads torch uses in each trainer rank."""
 
 
 class RayPool(Section):
     """A set of like devices of a Ray cluster; the keys are those of a cluster file's pools."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     """What placements call it."""
-    device: Annotated[str, Field(min_length=1)] = "cpu"
+    device: Name = "cpu"
     """``cpu`` (counted in cores), or an accelerator such as ``H100``."""
     count: PositiveInt
     """How many devices: a part that computes takes one."""
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default_factory=dict
-    )
+    resources: dict[str, Positive] = Field(default_factory=dict)
     """What Ray calls one device, such as ``{GPU: 1}`` or ``{big_node: 1}``; none: ``{CPU: 1}``, or
     ``{GPU: 1}`` where the device is not ``cpu``."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of its nodes, such as ``{ray.io/accelerator-type: H100}``."""
     roles: tuple[Literal["envs", "engines", "trainer"], ...] = ()
     """What it may be used for; none: whatever fits its device."""
-    flops_per_s: Annotated[float, Field(ge=0)] = 0.0
+    flops_per_s: Annotated[float, Field(ge=0, le=1e24)] = 0.0
     """Of one device; 0: as the table of devices says."""
-    bytes_per_s: Annotated[float, Field(ge=0)] = 0.0
+    bytes_per_s: Annotated[float, Field(ge=0, le=1e24)] = 0.0
     """Memory bandwidth of one device; 0: as the table says."""
-    price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    price_per_hour: NonNegative = 0.0
     """Of one device; 0: as the table says."""
 
 
@@ -72,17 +80,17 @@ class RayRuntime(Section):
     this machine, for this run alone."""
     pools: tuple[RayPool, ...] = ()
     """What there is; none: found out from the cluster."""
-    num_engines: PositiveInt = 1
+    num_engines: Processes = 1
     """Inference engines, over the pools by the shares of the placement."""
-    num_trainer_ranks: PositiveInt = 1
+    num_trainer_ranks: Processes = 1
     """Actors the trainer's parameters and work are shared over; on CUDA each takes a device."""
-    num_env_workers: PositiveInt = 1
+    num_env_workers: Processes = 1
     """Processes that hold environments, spread over the nodes of their pool."""
-    env_threads: PositiveInt = 64
+    env_threads: Annotated[int, Field(gt=0, le=65536)] = 64
     """Most env calls at once in one env worker."""
-    engine_threads: PositiveInt = 1
+    engine_threads: Threads = 1
     """CPU threads torch uses in an inference engine."""
-    trainer_threads: PositiveInt = 1
+    trainer_threads: Threads = 1
     """CPU threads torch uses in a trainer rank."""
     placement_s: Seconds = 60.0
     """How long to wait until the cluster has room for all parts."""
@@ -119,13 +127,13 @@ Runtime = Annotated[
 class EngineScaling(Section):
     """When inference engines join and leave by themselves."""
 
-    min: PositiveInt = 1
+    min: Processes = 1
     """Never fewer."""
-    max: PositiveInt
+    max: Processes
     """Never more."""
     kv_above: Fraction = 0.9
     """One more, when the engines' KV caches are fuller than this on average..."""
-    waiting_above: Annotated[float, Field(gt=0)] = 8.0
+    waiting_above: Positive = 8.0
     """...or as many requests wait in each, on average."""
     kv_below: Fraction = 0.4
     """One fewer, when they are emptier than this and no request waits."""
@@ -139,13 +147,13 @@ class EngineScaling(Section):
 class EnvScaling(Section):
     """When env workers join and leave by themselves."""
 
-    min: PositiveInt = 1
+    min: Processes = 1
     """Never fewer."""
-    max: PositiveInt
+    max: Processes
     """Never more."""
-    episodes_above: Annotated[float, Field(gt=0)] = 64.0
+    episodes_above: Positive = 64.0
     """One more, when each holds as many episodes as this, on average."""
-    episodes_below: Annotated[float, Field(ge=0)] = 16.0
+    episodes_below: NonNegative = 16.0
     """One fewer, when each holds no more than this."""
 
     @model_validator(mode="after")

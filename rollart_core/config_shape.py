@@ -9,16 +9,21 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rollart_core.config_base import PositiveInt, Section
-
-Count = Annotated[int, Field(ge=0)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from rollart_core.config_base import (
+    MOST,
+    Count,
+    NonNegative,
+    Parameters,
+    Positive,
+    PositiveInt,
+    Section,
+)
 
 
 class Shape(Section):
     """The shape of a decoder, for a model whose ``config.json`` may not be on this machine."""
 
-    num_params: PositiveInt
+    num_params: Parameters
     """All parameters."""
     num_layers: PositiveInt
     """Decoder layers."""
@@ -28,7 +33,7 @@ class Shape(Section):
     """Key and value heads."""
     head_dim: PositiveInt
     """Width of a head."""
-    num_active_params: Count = 0
+    num_active_params: Annotated[int, Field(ge=0, le=10**15)] = 0
     """Of a mixture of experts: parameters that one token goes through."""
     num_experts: Count = 0
     """Of a mixture: experts of a layer."""
@@ -38,7 +43,7 @@ class Shape(Section):
     """Of the residual stream; 0: ``num_heads`` times ``head_dim``."""
     vocab_size: Count = 0
     """Tokens; 0: what logits take is not reckoned."""
-    num_outer_params: Count = 0
+    num_outer_params: Annotated[int, Field(ge=0, le=10**15)] = 0
     """Parameters outside of the layers, embeddings and head; 0: taken to be few."""
 
     @model_validator(mode="after")
@@ -70,13 +75,13 @@ class Shape(Section):
 class AskedWorkload(Section):
     """What an episode asks of the hardware, where it is known better than the spec declares it."""
 
-    prefill_tokens: Amount
+    prefill_tokens: NonNegative
     """Tokens a turn adds to the prompt."""
-    decode_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    decode_tokens: Positive
     """Tokens sampled a turn."""
-    turns: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    turns: Annotated[float, Field(ge=1, le=MOST)]
     """Of an episode."""
-    env_s: Amount = 0.0
+    env_s: NonNegative = 0.0
     """Seconds of the environment a turn."""
-    reward_s: Amount = 0.0
+    reward_s: NonNegative = 0.0
     """Seconds of scoring an episode."""

@@ -10,10 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from rollart_core.config_base import Fraction, PositiveInt, Seconds, Section
+from rollart_core.config_base import (
+    MOST,
+    Count,
+    Fraction,
+    LearningRate,
+    Positive,
+    PositiveInt,
+    Seconds,
+    Section,
+)
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SkipAbove = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+SkipAbove = Annotated[float, Field(ge=1, le=MOST)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -93,7 +101,7 @@ class ZScoreClip(Section):
     """Norms more than so many standard deviations above the mean are clipped."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.97
     """Of the moving mean and variance of the norms."""
-    warmup_updates: Annotated[int, Field(ge=2)] = 25
+    warmup_updates: Annotated[int, Field(ge=2, le=MOST)] = 25
     """For so many updates ``trainer.grad_clip`` is the only bound; mean and variance begin as
     theirs."""
     skip_above: SkipAbove | None = None
@@ -123,22 +131,22 @@ Clip = Annotated[
 class Trainer(Section):
     """How weights are updated."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-4
+    lr: LearningRate = 3e-4
     """Of AdamW."""
-    warmup_train_steps: Annotated[int, Field(ge=0)] = 5
+    warmup_train_steps: Count = 5
     """Train steps over which the learning rate rises to ``lr``."""
     schedule: Schedule = Schedule()
     """What the learning rate does after the warm-up; a word alone, such as ``cosine``, is its
     ``kind``."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of AdamW."""
-    beta2: float = 0.999
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Of AdamW."""
-    eps: float = 1e-8
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Of AdamW."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of AdamW."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
     clip: Clip = NormClip()
     """A bound from the norms so far, below ``grad_clip``: ``kind`` is ``norm`` (none but

@@ -10,9 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rollart_core.config_base import PluginRef, PositiveInt, Section
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from rollart_core.config_base import (
+    Count,
+    LearningRate,
+    Number,
+    PluginRef,
+    Positive,
+    PositiveInt,
+    Processes,
+    Section,
+)
 
 
 class Critic(Section):
@@ -22,9 +29,9 @@ class Critic(Section):
     """What its head reads: the hidden states of a second model, which begins as the policy and is
     taught with the head (twice the memory); those of the policy, which is then also taught to
     value states; or those of the policy as they are."""
-    lr: Positive = 1e-3
+    lr: LearningRate = 1e-3
     """Of its own AdamW; all else of it is as ``trainer`` says."""
-    warmup_train_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_train_steps: Count = 0
     """Train steps at the beginning that teach the critic alone, and leave the policy as it is."""
 
 
@@ -62,7 +69,7 @@ class Teacher(Section):
     """A model's folder or hub id, with the vocabulary of the policy."""
     engine: PluginRef = PluginRef(id="embedded")
     """What runs it: an inference engine that can score given tokens."""
-    num_engines: PositiveInt = 1
+    num_engines: Processes = 1
     """How many of them; trajectories take turns."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of its weights."""
@@ -101,7 +108,7 @@ class Shaping(Section):
     far: rewards of several environments come to one size."""
     scale: Positive = 1.0
     """They are multiplied by it."""
-    clip: tuple[float, float] | None = None
+    clip: tuple[Number, Number] | None = None
     """Least and greatest reward; none: no limit."""
 
     @model_validator(mode="after")
@@ -127,7 +134,7 @@ class Curriculum(Section):
     """Until so many have ended, the environment has its full weight."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Least factor: no environment is forgotten."""
-    solved_at: float | None = None
+    solved_at: Number | None = None
     """An episode is solved when its reward is at least this; none: where it says ``success``."""
     retire_above: Annotated[float, Field(gt=0, le=1)] | None = None
     """A task whose groups were solved at this rate or more the last time they were seen is passed

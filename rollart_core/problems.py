@@ -31,10 +31,17 @@ REFUSED = {
 _LISTS = frozenset({"tuple_type", "list_type"})
 _WANTED = {
     **dict.fromkeys(_LISTS, "must be a list"),
+    "string_too_long": "is too long: a name has at most 100 characters",
     **dict.fromkeys(("model_type", "dict_type"), "must be a section of keys"),
 }
 """Kinds of pydantic's errors whose own words are Python's."""
 _MOST_NAMED = 3
+_LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_LIMITS |= {"multiple_of": "a multiple of"}
+_OUT_OF_RANGE = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+    | {"multiple_of", "finite_number", "int_parsing_size"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,41 @@ def _problem(details: ErrorDetails, model: type[BaseModel], others: Models) -> P
     if kind in _LISTS and isinstance(details.get("input"), str):
         return Problem(path, f"must be a list, such as [{details['input']}]")
     message = _WANTED.get(kind) or message.replace("Input should be", "must be", 1)
+    if kind in _OUT_OF_RANGE:
+        message = _range(path, models) or message
     return Problem(path, f"{message}, got {given}")
+
+
+def _range(path: Sequence[str | int], models: Models) -> str:
+    """Return the whole range of a number, and its default; empty where it is not known."""
+    name = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
+    for field in (model.model_fields[name] for model in models if name in model.model_fields):
+        limits = dict(_limits([*field.metadata, field.annotation]))
+        words = [
+            f"{word} {_spelled(limits[key])}" for key, word in _LIMITS.items() if key in limits
+        ]
+        if not words:
+            continue
+        default = field.default
+        is_number = isinstance(default, int | float) and name == path[-1]
+        usual = f" (the default is {_spelled(default)})" if is_number else ""
+        return f"must be {' and '.join(words)}{usual}"
+    return ""
+
+
+def _spelled(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+def _limits(parts: Iterable[Any]) -> Iterable[tuple[str, float]]:
+    """Yield the limits in annotations, and in what stands beside them in ``Annotated``."""
+    for part in parts:
+        inner = [*typing.get_args(part), *getattr(part, "metadata", ())]
+        yield from (
+            (key, value) for key in _LIMITS if (value := getattr(part, key, None)) is not None
+        )
+        if typing.get_origin(part) is not typing.Literal:
+            yield from _limits(inner)
 
 
 def unknown_key(name: str, models: Models, alternatives: Models = ()) -> str:

@@ -18,12 +18,11 @@ from rollart_algorithms.options import (
     GroupPolicyOptions,
     KlEstimator,
     LossOptions,
-    NonNegative,
     Options,
-    Positive,
     RatioPolicyOptions,
     Share,
 )
+from rollart_core.config_base import NonNegative, Number, Positive
 
 if TYPE_CHECKING:
     from rollart_core.contracts.algorithm import RunFacts
@@ -151,7 +150,7 @@ class PPOConfig(RatioPolicyOptions):
 class TOPRConfig(CreditOptions, LossOptions):
     """Options of ``rollart/TOPR-v1``."""
 
-    baseline: Annotated[float, Field(allow_inf_nan=False)] | Literal["group_mean"] = 0.5
+    baseline: Number | Literal["group_mean"] = 0.5
     """Subtracted from each reward: what lies below it is a negative example. ``group_mean``: the
     mean of its group."""
     weight_cap: Positive = 1.0
@@ -162,7 +161,7 @@ class TOPRConfig(CreditOptions, LossOptions):
 class RAFTPPConfig(RatioPolicyOptions):
     """Options of ``rollart/RAFTpp-v1``."""
 
-    least_reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    least_reward: Number | None = None
     """Trajectories with at least this reward are trained on (none: those with their group's best
     reward, where the group has others too)."""
     loss_aggregation: Aggregation = "sample_mean"
@@ -197,7 +196,7 @@ class SFTConfig(Options):
 
     loss_aggregation: Literal["token_mean", "sample_mean"] = "token_mean"
     """Mean over tokens, or mean over samples of each one's token mean."""
-    least_reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    least_reward: Number | None = None
     """Trajectories with a smaller reward are left out (none: all are learned from)."""
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollart_core.config_base import MOST, NonNegative, Positive, PositiveInt
+
 if TYPE_CHECKING:
     from rollart_core.contracts.algorithm import RunFacts
 
@@ -19,8 +21,6 @@ DEFAULT_TIS_CAP = 2.0
 DEFAULT_MASK_CAP = 5.0
 DEFAULT_MASK_FLOOR = 0.5
 
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Aggregation = Literal[
     "token_mean", "sample_mean", "sample_sum", "sample_sum_norm", "trajectory_mean"
@@ -71,7 +71,7 @@ class LossOptions(Options):
     loss_aggregation: Aggregation = "token_mean"
     """Mean over tokens; or mean over samples of each one's token mean, of its token sum, or of its
     token sum divided by ``norm_tokens``; or mean over trajectories of each one's token mean."""
-    norm_tokens: Annotated[int, Field(ge=1)] | None = None
+    norm_tokens: PositiveInt | None = None
     """With ``loss_aggregation: sample_sum_norm``: the constant that token sums are divided by, such
     as the most tokens a sample can have."""
     kl_coef: NonNegative = 0.0
@@ -194,7 +194,7 @@ class RatioPolicyOptions(OffPolicyOptions, LossOptions):
     """Whether a ratio is that of a token; or one for the whole sample: the geometric mean of its
     tokens' (each token's gradient follows its own advantage), or their product (which needs one
     advantage for the whole sample)."""
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=MOST)] | None = None
     """Where the advantage is negative, the ratio counts as at most this (none: without bound)."""
 
     clipped: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
@@ -237,7 +237,7 @@ class GroupOptions(Options):
     std_floor: NonNegative = 0.0
     """A standard deviation counts as at least this: without it one rare failure in a group of
     successes gets an advantage of several units."""
-    min_effective_groups: Annotated[int, Field(ge=1)] | None = None
+    min_effective_groups: PositiveInt | None = None
     """If fewer groups of a batch than this have any advantage other than 0, its loss is multiplied
     by their number over this (none: it never is)."""
 

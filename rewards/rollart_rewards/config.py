@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import BaseModel, ConfigDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from rollart_core.config_base import NonNegative
 
 
 class EnvReturnConfig(BaseModel):
@@ -12,7 +12,7 @@ class EnvReturnConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    return_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    return_weight: NonNegative = 1.0
     """Weight of the sum of the environment's rewards."""
-    success_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    success_weight: NonNegative = 0.0
     """Weight of its success (1 or 0); above 0 the environment must say ``info["success"]``."""

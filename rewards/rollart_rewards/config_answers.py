@@ -16,8 +16,9 @@ from pydantic import (
 )
 from pydantic import Tag as Case
 
+from rollart_core.config_base import MOST, Count, NonNegative, PositiveInt
+
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Options(BaseModel):
@@ -112,7 +113,7 @@ class RegexConfig(Options):
     """Which part of the policy's last message is searched, as of ``rollart/ExactMatch-v1``."""
     ignore_case: bool = False
     """Whether case makes no difference."""
-    max_chars: Annotated[int, Field(gt=0)] = 20_000
+    max_chars: PositiveInt = 20_000
     """A longer text is not searched, and counts as one in which nothing was found."""
 
     @field_validator("pattern")
@@ -185,9 +186,9 @@ class FormatConfig(Options):
 class LengthPenaltyConfig(Options):
     """Options of ``rollart/LengthPenalty-v1``."""
 
-    free: Annotated[int, Field(ge=0)]
+    free: Count
     """So much costs nothing."""
-    limit: Annotated[int, Field(gt=0)]
+    limit: PositiveInt
     """From here on the reward is -1; between the two it falls evenly."""
     unit: Literal["tokens", "words", "chars", "turns"] = "tokens"
     """What is counted, over all that the policy said in the episode."""
@@ -205,11 +206,11 @@ class MathConfig(AnswerConfig):
     cpu_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Processor seconds for one comparison. An answer that needs more (it is the answer that
     decides this, not how busy the machine is) has not been shown to be right, and is worth 0."""
-    memory_mib: Annotated[int, Field(ge=256)] = 1024
+    memory_mib: Annotated[int, Field(ge=256, le=MOST)] = 1024
     """Memory for the process that compares; an answer that needs more is worth 0 too."""
-    num_processes: Annotated[int, Field(gt=0)] = 2
+    num_processes: PositiveInt = 2
     """Most processes that compare at once; they are started when they are first needed."""
-    decimals: Annotated[int, Field(ge=0)] = 6
+    decimals: Count = 6
     """Numbers are compared after rounding to so many places."""
     strict: bool = True
     """Whether `(1, 2)` and `{1, 2}`, or `x` and `y`, differ."""

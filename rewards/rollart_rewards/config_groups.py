@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
+from rollart_core.config_base import PositiveInt
 from rollart_rewards.config_answers import AnswerPart, Options
 
 
@@ -14,5 +11,5 @@ class GroupDiversityConfig(Options):
 
     answer: AnswerPart = "message"
     """Which part of the policy's last message is compared, as of ``rollart/ExactMatch-v1``."""
-    max_chars: Annotated[int, Field(gt=0)] = 4_000
+    max_chars: PositiveInt = 4_000
     """Of a longer text the beginning is compared."""

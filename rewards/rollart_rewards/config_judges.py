@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from rollart_core.config_base import MOST, Number, PositiveInt, Seconds
 from rollart_rewards.config_answers import Options
 
 
@@ -21,11 +22,11 @@ class JudgeServer(Options):
     api_key_env: str | None = None
     """The variable of the environment that holds the key; none: ``OPENAI_API_KEY`` where it is
     set."""
-    max_new_tokens: Annotated[int, Field(gt=0)] = 512
+    max_new_tokens: PositiveInt = 512
     """Most tokens of an answer, what the judge thinks included."""
-    max_chars: Annotated[int, Field(gt=100)] = 40_000
+    max_chars: Annotated[int, Field(gt=100, le=MOST)] = 40_000
     """A longer text (a conversation, an answer) is cut in the middle."""
-    answer_s: Annotated[float, Field(gt=0)] = 60.0
+    answer_s: Seconds = 60.0
     """How long one answer may take; ``deadlines.reward_s`` bounds it with all its retries."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Added to every request, such as ``{reasoning_effort: low}``."""
@@ -34,9 +35,9 @@ class JudgeServer(Options):
 class JudgeConfig(JudgeServer):
     """Options of ``rollart/Judge-v1``."""
 
-    low: float = 0.0
+    low: Number = 0.0
     """The worst grade: a reward of 0."""
-    high: float = 10.0
+    high: Number = 10.0
     """The best grade: a reward of 1."""
     reference: str | None = None
     """Key of ``info["reward_context"]`` under which the environment hands over a right answer,
@@ -62,8 +63,8 @@ class JudgeGroupConfig(JudgeServer):
 
     compare: Literal["answer", "conversation"] = "answer"
     """What of two siblings is compared: their last messages, or all that was said."""
-    num_opponents: Annotated[int, Field(gt=0)] = 2
+    num_opponents: PositiveInt = 2
     """With how many of its siblings each is compared as the first of a pair; so each takes part in
     twice as many pairs, or in all there are."""
-    num_at_once: Annotated[int, Field(gt=0)] = 8
+    num_at_once: PositiveInt = 8
     """Most questions to the judge at once."""

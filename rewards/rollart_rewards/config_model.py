@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollart_core.config_base import Count, Number, Positive, PositiveInt
 from rollart_rewards.config_answers import Options
 
 
@@ -16,23 +17,23 @@ class RewardModelConfig(Options):
     """A sequence classifier of transformers with its tokenizer: a folder, or a name on the hub."""
     revision: str | None = None
     """Of a model on the hub: branch, tag or commit; none: its newest."""
-    label: Annotated[int, Field(ge=0)] = 0
+    label: Count = 0
     """Which of the model's outputs counts. With one output the value is
     ``1 / (1 + exp(-(output - center) / scale))``, with several the softmax's share of this one."""
-    center: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    center: Number = 0.0
     """Of a model with one output: the output that is worth 0.5."""
-    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Positive = 1.0
     """Outputs are divided by this first."""
-    max_tokens: Annotated[int, Field(gt=0)] = 4096
+    max_tokens: PositiveInt = 4096
     """A longer conversation loses its beginning."""
-    max_batch: Annotated[int, Field(gt=0)] = 8
+    max_batch: PositiveInt = 8
     """Most conversations in one forward pass. In a batch the last digits of a value depend on its
     neighbours; with 1 they do not."""
     device: str = "cpu"
     """Such as ``cuda:0``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """What weights are held in; ``auto``: as the model's files have them."""
-    num_threads: Annotated[int, Field(gt=0)] | None = None
+    num_threads: PositiveInt | None = None
     """Threads of a forward pass on a CPU; none: as torch has it in this process."""
     local_only: bool = False
     """Whether nothing may be fetched from the hub."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from rollart_core import registry
-from rollart_core.config_base import PluginRef
+from rollart_core.config_base import Number, PluginRef
 from rollart_core.contracts.reward import RewardSpec
 from rollart_rewards.config_answers import Options
 
@@ -72,7 +72,7 @@ class GroupLengthConfig(Options):
 
     right: PluginRef | None = None
     """The reward that says who was right; none: the environment's ``info["success"]``."""
-    right_from: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    right_from: Number = 1.0
     """Its value from which on an answer counts as right."""
 
     @field_validator("right")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollart_core.boxes.options import SandboxedOptions
+from rollart_core.config_base import NonNegative, PositiveInt, Seconds
 
 
 class UnitTestsConfig(SandboxedOptions):
@@ -16,13 +17,13 @@ class UnitTestsConfig(SandboxedOptions):
     """Key of ``info["reward_context"]`` under which the environment hands over the tests."""
     credit: Literal["all", "share"] = "all"
     """Whether 1 is for passing all tests, or the value is the share that pass."""
-    test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    test_timeout_s: Seconds = 10.0
     """Seconds for each test in Python; they run one after the other."""
-    cpu_s: Annotated[float, Field(gt=0)] = 5.0
+    cpu_s: Seconds = 5.0
     """Processor seconds of the program for each input; a busy machine makes no answer wrong."""
-    abs_tol: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    abs_tol: NonNegative = 0.0
     """How far numbers in an output may be from the right ones."""
-    max_tests: Annotated[int, Field(gt=0)] = 100
+    max_tests: PositiveInt = 100
     """Of more tests, the first ones are run."""
     python: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
     """Python 3.8 or newer that runs them, as an absolute path in the box; empty: the `python3` on

@@ -5,11 +5,9 @@ Takes: what a run config gives. Gives: frozen models. Never: imports a wall.
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import BaseModel, ConfigDict
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from rollart_core.config_base import PluginRef
+from rollart_core.config_base import Bytes, Count, PluginRef, PositiveInt, Seconds
 
 _MIB = 1 << 20
 
@@ -19,15 +17,15 @@ class PoolOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    warm: Annotated[int, Field(ge=0)] = 0
+    warm: Count = 0
     """Boxes that each process keeps ready for its next episodes."""
-    max_boxes: Annotated[int, Field(gt=0)] | None = None
+    max_boxes: PositiveInt | None = None
     """Most live boxes on the machine, those of all your runs together; none: 32 a processor."""
-    concurrent_starts: Annotated[int, Field(gt=0)] | None = None
+    concurrent_starts: PositiveInt | None = None
     """Most boxes of the machine that start at once; none: one a processor, two at least."""
-    reserve_bytes: Annotated[int, Field(gt=0)] = 256 * _MIB
+    reserve_bytes: Bytes = 256 * _MIB
     """Memory that a box is expected to use; its ``memory_bytes``, which it may use, if less."""
-    wait_s: Annotated[float, Field(gt=0)] | None = None
+    wait_s: Seconds | None = None
     """Longest wait for room; none: four fifths of ``deadlines.reset_s``, or a minute elsewhere."""
 
 

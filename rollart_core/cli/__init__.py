@@ -152,13 +152,17 @@ def main() -> None:
 
         run_app()
     except Exception as e:
-        from rollart_core.errors import RollartError
+        from rollart_core.errors import RollartError, first_line
 
-        if not isinstance(e, RollartError) or os.environ.get("ROLLART_TRACEBACK"):
+        # An OSError that names a file is of a file that was named on the command line.
+        said = str(e) if isinstance(e, RollartError) else None
+        if isinstance(e, OSError) and e.filename is not None:
+            said = f"{first_line(str(e.filename), 200)}: {e.strerror}"
+        if said is None or os.environ.get("ROLLART_TRACEBACK"):
             raise
         from rollart_core.cli.output import visible
 
-        lines = [f"Error: {visible(line)}" for line in str(e).splitlines()]
+        lines = [f"Error: {visible(line)}" for line in said.splitlines()]
         print("\n".join(lines), file=sys.stderr)
         sys.exit(1)
 

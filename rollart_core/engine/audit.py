@@ -105,7 +105,12 @@ def audit(run_dir: Path) -> AuditReport:
     Raises:
         JournalError: When ``run_dir`` holds no journal.
     """
-    with JournalReader(run_dir) as reader, reader.snapshot():
+    with JournalReader(run_dir) as reader:
+        return _audited(run_dir, reader)
+
+
+def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
+    with reader.snapshot():
         tickets = {t.ticket_id: t for t in reader.tickets()}
         batches = reader.batches()
         rows = reader.attempts()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -29,18 +30,23 @@ from rollart_core.engine.tables import (
     TicketRow,
     TrajectoryRow,
 )
-from rollart_core.errors import JournalError
+from rollart_core.errors import JournalError, RollartError, first_line
 from rollart_core.near import no_run
 from rollart_core.types import Task, Trajectory
 
 _Row = TypeVar("_Row", TicketRow, EventRow, MetricRow)
 _NO_JOURNAL = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
 """What SQLite answers of a file without our tables, and of one that is no database."""
+_DAMAGE = (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+"""What reading raises of content that a run never writes."""
 _SUCCESS = [f.name for f in fields(TrajectoryRow)].index("success")
 
 
 class JournalReader:
-    """A read-only view of ``journal.db``; use it in a ``with`` statement."""
+    """A read-only view of ``journal.db``; use it in a ``with`` statement.
+
+    Whatever the content of a damaged journal raises in the block becomes a JournalError.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         """Open it.
@@ -71,6 +77,8 @@ class JournalReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        if isinstance(error, _DAMAGE) and not isinstance(error, RollartError):
+            raise self._damaged(self._run_dir / FILE, error) from error
 
     def close(self) -> None:
         """Close it; may be called twice."""
@@ -230,9 +238,20 @@ class JournalReader:
         shards = [name for (name,) in self._db.execute(query)]
         self._db.execute("COMMIT")
         for name in shards:
-            yield from read_shard(self._run_dir / FOLDER / name)
+            yield from self._shard(self._run_dir / FOLDER / name)
         for (blob,) in blobs:
             yield unpack(blob)
+
+    def _shard(self, path: Path) -> list[Trajectory]:
+        try:
+            return read_shard(path)
+        except (OSError, *_DAMAGE) as e:
+            raise self._damaged(path, e) from e
+
+    @staticmethod
+    def _damaged(path: Path, error: BaseException) -> JournalError:
+        why = first_line(f"{type(error).__name__}: {error}", limit=160)
+        return JournalError(f"{path} is damaged, or lacks a part ({why}): restore it from a copy")
 
     def _check_schema(self) -> None:
         version = self.meta().get("schema_version", "0")

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from rollart_core.config import AsyncRun
-from rollart_core.config_base import PositiveInt, Section
+from rollart_core.config_base import PositiveInt, Section, Seed
 from rollart_core.config_load import apply_override
 from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.problems import of_validation
@@ -53,7 +53,7 @@ class Suite(Section):
 
     suite: str = Field(min_length=1)
     """Its name."""
-    seed: int = 0
+    seed: Seed = 0
     """Of tasks and sampling."""
     split: str = "test"
     """Tasks that nobody trains on."""

@@ -6,13 +6,14 @@ Takes: what a run config gives. Gives: a frozen :class:`Isolation`. Never: impor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rollart_core import registry
 from rollart_core.boxes.options import PoolOptions
 from rollart_core.config import Deadlines
+from rollart_core.config_base import PositiveInt
 from rollart_core.errors import ConfigError
 from rollart_core.problems import Problem, of_validation
 
@@ -22,7 +23,6 @@ SANDBOX = {"docker": "docker", "bubblewrap": "bubblewrap", "venv": "process"}
 _TTL_S = 8 * 3600.0
 _WAIT_SHARE = 0.8
 """Of ``reset_s``: the wait for room ends before, with a reason, and leaves time for the start."""
-PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class Isolation(BaseModel):

@@ -20,16 +20,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from rollart_core.config_base import Section
+from rollart_core.config_base import Figure, NonNegative, Positive, PositiveInt, Section
 from rollart_core.config_load import read_yaml
 from rollart_core.config_shape import Shape
 from rollart_core.contracts.hardware import ModelShape, Pool, Role
 from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.plan.devices import ALIASES, DEVICES, GB, SERVERLESS, Device, find_device
 from rollart_core.problems import Problem, of_validation
-
-Figure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class DeviceFigures(Section):
@@ -41,7 +38,7 @@ class DeviceFigures(Section):
     """Memory bandwidth."""
     memory_gb: Figure | None = None
     """Memory, in 10^9 bytes."""
-    price_per_hour: Price | None = None
+    price_per_hour: NonNegative | None = None
     """Of one device."""
 
 
@@ -53,15 +50,13 @@ class PoolSection(DeviceFigures):
     device: Annotated[str, Field(min_length=1)]
     """``cpu`` (counted in cores), ``serverless`` (in calls at once), or an accelerator such as
     ``H100``."""
-    count: Annotated[int, Field(gt=0)]
+    count: PositiveInt
     """How many devices."""
-    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default_factory=dict
-    )
+    resources: dict[str, Positive] = Field(default_factory=dict)
     """What one device is called in the cluster's own scheduler, such as ``{GPU: 1}`` in Ray's."""
     roles: tuple[Role, ...] = ()
     """What it may be used for; none: whatever fits its device."""
-    per_node: Annotated[int, Field(gt=0)] | None = None
+    per_node: PositiveInt | None = None
     """Devices of one machine; none: all of the pool's are of one."""
     host_memory_gb: Figure | None = None
     """Memory of one machine besides its devices', in 10^9 bytes; none: enough."""
@@ -74,7 +69,7 @@ class Efficiency(Section):
     """Of FLOP/s."""
     bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Of bytes/s."""
-    step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001
+    step_s: NonNegative = 0.001
     """What a step of an engine takes besides: scheduling, launching kernels, sampling."""
 
 

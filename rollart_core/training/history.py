@@ -129,7 +129,12 @@ def read_history(run_dir: Path) -> History:
     Raises:
         JournalError: When ``run_dir`` holds no journal, or one that cannot be read.
     """
-    with JournalReader(run_dir) as reader, reader.snapshot():
+    with JournalReader(run_dir) as reader:
+        return _history(run_dir, reader)
+
+
+def _history(run_dir: Path, reader: JournalReader) -> History:
+    with reader.snapshot():
         config = reader.config()
         series = _by_version(reader.metric_values())
         batches = [b for b in reader.batches() if b.state == "trained"]

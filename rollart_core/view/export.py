@@ -98,7 +98,7 @@ def export(
     except FileExistsError:
         raise UserError(f"--out {out}: there is such a file; name another or remove it") from None
     except OSError as e:
-        raise UserError(f"--out {out}: cannot be written: {e.strerror}") from e
+        raise UserError(f"--out {out}: cannot be written: {e.strerror or e}") from e
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)

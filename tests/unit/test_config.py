@@ -80,7 +80,11 @@ def test_the_smallest_config_and_its_modes(load: Load) -> None:
             "x.yaml: trainer.schedule.kind: must be 'constant', 'linear', 'cosine' or 'wsd', "
             "got 'step'",
         ),
-        ("trainer: {grad_clip: -1}", "x.yaml: trainer.grad_clip: must be greater than 0, got -1"),
+        (
+            "trainer: {grad_clip: -1}",
+            "x.yaml: trainer.grad_clip: must be above 0 and at most 1,000,000,000 (the default is 1), "
+            "got -1",
+        ),
     ],
 )
 def test_a_wrong_key_is_named_with_its_path(load: Load, more: str, line: str) -> None:
@@ -347,7 +351,10 @@ def test_the_guard_is_a_switch_or_a_section(
     [
         ("guard: onn", "guard: must be on, off or a section of keys such as {max_rollbacks: 5}, "),
         ("guard: true", "guard: must be on, off or a section of keys such as"),
-        ("guard: {lr_factor: 2}", "guard.lr_factor: must be less than or equal to 1, got 2"),
+        (
+            "guard: {lr_factor: 2}",
+            "guard.lr_factor: must be above 0 and at most 1 (the default is",
+        ),
         ("guard: {watch: score}", "guard.watch: must be 'success' or 'reward', got 'score'"),
         ("guard: {limits: {kll: 1}}", "guard.limits.kll: unknown key. Did you mean 'kl'?"),
     ],

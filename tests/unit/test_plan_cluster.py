@@ -44,7 +44,7 @@ devices:
     [
         ("pools: []\n", 1, "pools: a cluster needs a pool"),
         ("pools:\n  - {name: a, device: H100}\n", 2, "pools.0.count: is missing"),
-        ("pools:\n  - name: a\n    device: L4\n    count: 0\n", 4, "must be greater than 0, got 0"),
+        ("pools:\n  - name: a\n    device: L4\n    count: 0\n", 4, "must be above 0 and at most"),
         ("pools:\n  - {name: a, device: H1000, count: 1}\n", 2, "Did you mean 'H100'?"),
         ("pools:\n  - {name: a, device: TPU, count: 1}\n", 2, "nothing is known of 'TPU'"),
         ("pools:\n  - {name: a, device: L4, count: 1, colour: red}\n", 2, "unknown key"),

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rollart_core.boxes.options import SandboxedOptions
+from rollart_core.config_base import MOST, PositiveInt, Seconds
 from rollart_envs.files import missing_files
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
@@ -23,9 +24,9 @@ class FunctionRepairConfig(SandboxedOptions):
     tasks: Path | None = None
     """File of tasks in HumanEvalPack's format, `.jsonl` or `.parquet`; none: 40 small ones of
     RollArt's own."""
-    num_attempts: Annotated[int, Field(ge=1)] = 3
+    num_attempts: PositiveInt = 3
     """Answers that are judged before the episode is over."""
-    test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    test_timeout_s: Seconds = 10.0
     """Seconds for the hidden test of one answer."""
     python: Annotated[str, _PYTHON] = ""
     """Python 3.8 or newer that runs the answers, as an absolute path in the box; empty: the
@@ -43,14 +44,14 @@ class FunctionAgentConfig(SandboxedOptions):
     """The agent, as a command in the box, whose working folder holds `solution.py`; `{task}` in a
     word stands for what is asked, `{model}` for the model's name. None: a small one that asks for
     the whole file."""
-    program_s: Annotated[float, Field(gt=0)] = 300.0
+    program_s: Seconds = 300.0
     """Seconds after which it is killed; what is there is judged, and the episode truncated."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables that it gets besides `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`."""
     tasks: Path | None = None
     """File of tasks in HumanEvalPack's format, `.jsonl` or `.parquet`; none: 40 small ones of
     RollArt's own."""
-    test_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    test_timeout_s: Seconds = 10.0
     """Seconds for the hidden test."""
     python: Annotated[str, _PYTHON] = ""
     """Python 3.8 or newer that judges, as an absolute path in the box; empty: the `python3` on its
@@ -70,13 +71,13 @@ class RepairConfig(SandboxedOptions):
     repos_dir: Path | None = None
     """Folder of git mirrors and unpacked packages, by the `repo` of the rows; none: `repos` beside
     the task file."""
-    max_turns: Annotated[int, Field(ge=1)] = 50
+    max_turns: PositiveInt = 50
     """Actions after which what is there is judged as if it had been submitted."""
-    command_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    command_timeout_s: Seconds = 60.0
     """Seconds for one command of the agent."""
-    test_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    test_timeout_s: Seconds = 1800.0
     """Seconds for the tests that judge."""
-    max_output_chars: Annotated[int, Field(ge=100)] = MAX_OUTPUT_CHARS
+    max_output_chars: Annotated[int, Field(ge=100, le=MOST)] = MAX_OUTPUT_CHARS
     """Characters of a command's output that are shown: its head and its tail."""
     python: Annotated[str, _PYTHON] = ""
     """Python that runs the tests, as an absolute path in the box, where the row does not name one;

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollart_core.config_base import PositiveInt, Seed
+
 
 class _GridConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,7 +28,7 @@ class FrozenLakeConfig(_GridConfig):
     """Move as told only a third of the time, else to one side or the other."""
     hole_probability: Annotated[float, Field(gt=0, lt=0.6)] = 0.2
     """Chance of each cell to be a hole (lakes without a path are drawn anew)."""
-    max_turns: Annotated[int, Field(gt=0)] = 20
+    max_turns: PositiveInt = 20
     """Turns after which an episode is truncated."""
 
 
@@ -41,7 +43,7 @@ class SokobanConfig(_GridConfig):
     """Chance of each cell to be a wall (rooms that fall apart are drawn anew)."""
     num_pulls: Annotated[int, Field(ge=1, le=50)] = 4
     """How often, at most, a box was pulled to make the level from its solution: the difficulty."""
-    max_turns: Annotated[int, Field(gt=0)] = 40
+    max_turns: PositiveInt = 40
     """Turns after which an episode is truncated; every level can be solved within them."""
 
 
@@ -66,7 +68,7 @@ class BanditConfig(BaseModel):
     contextual bandit): much slower to learn."""
     turns: Annotated[int, Field(ge=1, le=8)] = 1
     """Pulls of an episode, each under a sign of its own; success is to be right in all of them."""
-    secret: int | None = 0
+    secret: Seed | None = 0
     """Draws which arm pays under which sign, the same in all tasks. None: drawn anew for each task,
     so that its expert teaches the form of the game and nothing else."""
     expert: Literal["best", "any"] = "best"

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollart_core.config_base import MOST, Seed
 from rollart_envs.webshop.files import find_files
 from rollart_envs.webshop.nouns import NO_SPACY, has_spacy
 
@@ -42,7 +43,7 @@ class WebShopConfig(BaseModel):
     goals: Goals = Field(
         "synthetic", description="Instructions made from a template, or written in free words."
     )
-    seed: int = Field(
+    seed: Seed = Field(
         0, description="Draws ranged prices and price limits (and the generated catalogue)."
     )
     page_handles: bool = Field(
@@ -54,7 +55,7 @@ class WebShopConfig(BaseModel):
     instruction: InstructionOn = Field(
         "every_page", description="Which pages print the instruction."
     )
-    num_products: Annotated[int, Field(ge=8)] | None = Field(
+    num_products: Annotated[int, Field(ge=8, le=MOST)] | None = Field(
         None,
         description="Products in the catalogue: the first so many of the files (none: all), "
         "or how many to generate (none: 560).",

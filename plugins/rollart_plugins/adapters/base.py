@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import gymnasium
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from rollart_core.config_base import Number, Positive, PositiveInt
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
 from rollart_core.errors import PluginError
@@ -49,13 +50,13 @@ class AdapterOptions(BaseModel):
     python: str | None = None
     """Another Python (3.8 or newer) that has the foreign package: it runs in a process of its own,
     one for all environments of a worker. none: this Python."""
-    max_turns: Annotated[int, Field(gt=0)] | None = None
+    max_turns: PositiveInt | None = None
     """Turns after which an episode is truncated. none: as the foreign environment has it."""
-    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    reward_scale: Positive = 1.0
     """Every reward is multiplied by this."""
-    reward_range: tuple[float, float] | None = None
+    reward_range: tuple[Number, Number] | None = None
     """Smallest and largest return (scaled), where the adapter cannot know them."""
-    num_tasks: Annotated[int, Field(gt=0)] | None = None
+    num_tasks: PositiveInt | None = None
     """Most tasks of each split."""
     splits: Splits | None = None
     """First seed and end of each split; task `i` has the seed `first + i`. none: the foreign

@@ -11,8 +11,10 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 
+from rollart_core.config_base import Count
 
-def _apart(value: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+
+def _apart(value: dict[str, tuple[Count, Count]]) -> dict[str, tuple[Count, Count]]:
     ranges = sorted((first, end, name) for name, (first, end) in value.items())
     for first, end, name in ranges:
         if not 0 <= first < end:
@@ -30,7 +32,7 @@ def _is_there(value: str) -> str:
     return folder
 
 
-Splits: TypeAlias = Annotated[dict[str, tuple[int, int]], AfterValidator(_apart)]
+Splits: TypeAlias = Annotated[dict[str, tuple[Count, Count]], AfterValidator(_apart)]
 """First and end of each split, which do not overlap."""
 Folder: TypeAlias = Annotated[str, AfterValidator(_is_there)]
 """A folder that is there, as an absolute path."""

@@ -6,10 +6,11 @@ what is foreign: the session does, here or in another Python.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from rollart_core.config_base import NonNegative
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 
 
@@ -28,7 +29,7 @@ class GymnasiumOptions(AdapterOptions):
     """`relative`: 0 until the end, and then the share of what could be won from this start: 1 for
     the best return, 0 for as little as never finishing gives. Needs a transition table without
     chance."""
-    invalid_penalty: Annotated[float, Field(ge=0)] | None = None
+    invalid_penalty: NonNegative | None = None
     """Taken off the reward for what is no action; the environment waits. none: as much as its worst
     step costs, where a transition table tells, else 1."""
 

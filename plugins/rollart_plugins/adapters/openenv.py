@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 from pydantic import Field, field_validator
 
+from rollart_core.config_base import Seconds
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
 from rollart_core.errors import EnvironmentFailure, PluginError
@@ -30,7 +31,6 @@ from rollart_plugins.adapters.openenv_text import Mapper, new_mapper
 
 NUM_PAGES = 20
 """Of a corpus."""
-Seconds = Annotated[float, Field(gt=0)]
 _Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollart_core.config_base import Number, PositiveInt, Seconds
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.errors import PluginError
@@ -40,12 +41,12 @@ class VerifiersOptions(BaseModel):
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
     """Where that program runs, as under verifiers' `--env.agent.runtime`: `subprocess` is this
     machine, without a wall; `docker` a container."""
-    max_turns: Annotated[int, Field(gt=0)] = DEFAULT_TURNS
+    max_turns: PositiveInt = DEFAULT_TURNS
     """Requests after which verifiers ends an episode, which is then judged as truncated."""
     splits: Splits | None = None
     """First position and end of each split in what the taskset loads. none: the last fifth is the
     test, all before it train; of a taskset without end, 0 to 1000 and 1000 to 1200."""
-    reward_range: tuple[float, float] | None = None
+    reward_range: tuple[Number, Number] | None = None
     """Smallest and largest reward, which verifiers does not tell."""
     deterministic: bool = False
     """The same answers of the policy get the same requests and reward."""
@@ -53,7 +54,7 @@ class VerifiersOptions(BaseModel):
     """Its tasks or their judges need the network."""
     path: Folder | None = None
     """A folder to import the taskset from."""
-    prepare_s: Annotated[float, Field(gt=0)] = 120.0
+    prepare_s: Seconds = 120.0
     """For loading the taskset, when a worker first needs it."""
 
 

@@ -5,9 +5,11 @@ Takes: what stands under ``engine`` of a run. Gives: a pydantic model. Never: im
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from rollart_core.config_base import Bytes, PositiveInt
 
 
 class EmbeddedConfig(BaseModel):
@@ -15,11 +17,11 @@ class EmbeddedConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_sessions: Annotated[int, Field(gt=0)] = 256
+    max_sessions: PositiveInt = 256
     """Rows of the KV cache: sessions kept at once. On a CPU memory is taken as it is used."""
-    max_batch_tokens: Annotated[int, Field(gt=0)] = 1024
+    max_batch_tokens: PositiveInt = 1024
     """Most tokens computed in one step. Raised to ``max_sessions`` where it is less."""
-    kv_cache_bytes: Annotated[int, Field(gt=0)] = 4 * 2**30
+    kv_cache_bytes: Bytes = 4 * 2**30
     """The KV cache is given fewer rows when it would outgrow this."""
     share_prefixes: bool = True
     """Sessions of one group copy the KV of their common prefix from one another."""

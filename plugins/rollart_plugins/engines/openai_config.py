@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Seconds = Annotated[float, Field(gt=0)]
+from rollart_core.config_base import Count, NonNegative, Seconds
 
 
 class ServerConfig(BaseModel):
@@ -27,7 +27,7 @@ class ServerConfig(BaseModel):
     """Sent with every request; they are kept in the run's ``config.yaml``, so no secrets here."""
     answer_s: Seconds = 600.0
     """How long one answer may take; ``deadlines.generate_s`` bounds it with all its retries."""
-    num_retries: Annotated[int, Field(ge=0)] = 6
+    num_retries: Count = 6
     """How often a request is sent again that met no connection, a limit of requests (429, after
     ``Retry-After``) or a server error."""
 
@@ -63,5 +63,5 @@ class VllmConfig(ServerConfig):
     logprobs: Literal["raw", "processed"] = "raw"
     """The server's ``--logprobs-mode``, without ``_logprobs``. Raw ones are those of temperature 1,
     so training at another ``rollout.temperature`` needs ``processed``."""
-    start_s: Annotated[float, Field(ge=0)] = 30.0
+    start_s: NonNegative = 30.0
     """How long a server is waited for that does not listen (yet, or any more)."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Seconds = Annotated[float, Field(gt=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
+from rollart_core.config_base import Bytes, Count, PositiveInt, Seconds
 
 LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
 """What has no effect on servers that run already."""
@@ -41,7 +40,7 @@ class SGLangConfig(BaseModel):
     ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
     tp_size: PositiveInt = 1
     """GPUs that the layers of one server are split over."""
-    first_gpu: Annotated[int, Field(ge=0)] = 0
+    first_gpu: Count = 0
     """The first server takes ``tp_size`` GPUs from this one on, the second those after them. With
     ``runtime: inline`` only: Ray gives each server GPUs of its own."""
     server_args: dict[str, Any] = Field(default_factory=dict)
@@ -59,7 +58,7 @@ class SGLangConfig(BaseModel):
     refuses two ranks on one GPU, so ``nccl`` is refused for servers that are launched."""
     host: str = "127.0.0.1"
     """For ``distributed``: the address of this machine as the server sees it."""
-    bucket_bytes: PositiveInt = 256 * 2**20
+    bucket_bytes: Bytes = 256 * 2**20
     """About how much goes to the server at once, by ``tensor`` and ``distributed``."""
     start_s: Seconds = 600.0
     """The longest wait until a server answers."""

@@ -6,11 +6,11 @@ knows the pools; the mapper says what does not fit them.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import BaseModel, ConfigDict, Field
 
-Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from rollart_core.config_base import Positive, Seed
+
+Share = Positive
 
 
 class StaticConfig(BaseModel):
@@ -33,5 +33,5 @@ class RandomConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seed: int = 0
+    seed: Seed = 0
     """The same seed, workloads and pools give the same placement."""

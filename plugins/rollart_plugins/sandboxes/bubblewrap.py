@@ -1,7 +1,8 @@
 """The light wall: namespaces around the agent, made by bubblewrap, without a daemon or an image.
 
 Takes: options. Gives: the Sandbox contract: system folders read-only; a working folder, ``/tmp``
-and ``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any.
+and ``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any; and a
+filter of system calls.
 Never: runs as root on the host, or shows the host's processes, homes or temporary files.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 from rollart_core.contracts.host import Finding
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes import bubblewrap_host
+from rollart_plugins.sandboxes import bubblewrap_host, seccomp
 from rollart_plugins.sandboxes.box import AgentSandbox
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BoxConfig, BubblewrapConfig, folder_bytes
@@ -30,8 +31,8 @@ WORK: Final = "/work"
 _UID: Final = 1000
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
 _ETC: Final = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "mime.types")
-_USERS: Final = f"box:x:{_UID}:{_UID}::{WORK}:/bin/sh\n"
-_GROUPS: Final = f"box:x:{_UID}:\n"
+_USERS: Final = f"box:x:{_UID}:{_UID}::{WORK}:/bin/sh\n".encode()
+_GROUPS: Final = f"box:x:{_UID}:\n".encode()
 _FLAGS: Final = (
     *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"),
     *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
@@ -76,10 +77,12 @@ class BubblewrapSandbox(AgentSandbox):
     async def _launch(self) -> asyncio.subprocess.Process:
         prefix = launcher(self._options.host_uid)
         way, sources = reach(self._options.ro_binds)
+        filter_ = system_calls()
         self._info, info = os.pipe()
-        files = [(_text(_USERS), "/etc/passwd"), (_text(_GROUPS), "/etc/group")]
-        fds = [info, *(fd for fd, _ in files)]
-        argv = [*way, *prefix, *_FLAGS, "--info-fd", str(info)]
+        files = [(_pipe(_USERS), "/etc/passwd"), (_pipe(_GROUPS), "/etc/group")]
+        calls = _pipe(filter_)
+        fds = [info, calls, *(fd for fd, _ in files)]
+        argv = [*way, *prefix, *_FLAGS, "--info-fd", str(info), "--seccomp", str(calls)]
         argv += arguments(self._options, sources)
         for fd, path in files:
             argv += ["--ro-bind-data", str(fd), path]
@@ -189,6 +192,24 @@ def launcher(host_uid: int) -> tuple[str, ...]:
     return (setpriv, "--reuid", ids, "--regid", ids, "--clear-groups", "--", bwrap)
 
 
+@cache
+def system_calls() -> bytes:
+    """Return the filter of this machine type.
+
+    Raises:
+        SandboxFailure: When there is none.
+    """
+    machine = os.uname().machine
+    found = seccomp.program(machine)
+    if found is None:
+        known = " and ".join(seccomp.MACHINES)
+        raise _unfit(
+            f"bubblewrap boxes filter system calls, on {known} only, and this machine is "
+            f"{machine}: take the sandbox docker, or process for trusted code"
+        )
+    return found
+
+
 def _unfit(message: str) -> SandboxFailure:
     failure = SandboxFailure(message, boundary="sandbox.start")
     failure.retryable = False
@@ -203,10 +224,10 @@ def _mend() -> str:
     return "Is the machine a container that allows no user namespaces?"
 
 
-def _text(text: str) -> int:
-    """Return a pipe that holds a short text."""
+def _pipe(content: bytes) -> int:
+    """Return a pipe that holds something short."""
     reads, writes = os.pipe()
-    os.write(writes, text.encode())
+    os.write(writes, content)
     os.close(writes)
     return reads
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rollart_core.contracts.host import Finding
+from rollart_plugins.sandboxes import seccomp
 from rollart_plugins.sandboxes.cgroup import Cgroup
 from rollart_plugins.sandboxes.config import BubblewrapConfig
 
@@ -31,7 +32,7 @@ _LIMITS: Final = {"memory": "memory_bytes", "pids": "num_pids", "cpu": "cpus"}
 
 async def examine() -> list[Finding]:
     """Return what there is."""
-    programs = [await asyncio.to_thread(_bwrap), _setpriv(), _python()]
+    programs = [await asyncio.to_thread(_bwrap), _setpriv(), _python(), _filter()]
     found = [*programs, _namespaces(), *await _limits()]
     return [finding for finding in found if finding is not None]
 
@@ -76,6 +77,15 @@ def _python() -> Finding:
         return Finding("python", "ok", f"{path} -> {path.resolve().name}")
     mend = "install Python 3.8 or newer there, or name one with the option python"
     return Finding("python", "warn", f"there is no {path}, which runs the agent in a box", mend)
+
+
+def _filter() -> Finding:
+    machine = platform.machine()
+    if machine in seccomp.MACHINES:
+        return Finding("system calls", "ok", f"a seccomp filter for {machine}")
+    known = " and ".join(seccomp.MACHINES)
+    mend = f"take the sandbox docker, or a machine of {known}"
+    return Finding("system calls", "bad", f"there is no seccomp filter for {machine}", mend)
 
 
 def _namespaces() -> Finding:

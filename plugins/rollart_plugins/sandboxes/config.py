@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from rollart_core.config_base import MOST, MOST_BYTES, Bytes, Positive, PositiveInt, Seconds
 from rollart_plugins.sandboxes import network
 
 _MIB = 1 << 20
@@ -20,13 +21,13 @@ class BoxConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    ttl_s: Seconds = 3600.0
     """Seconds a box may live; then it takes itself down."""
     output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] = 4 * _MIB
     """Most bytes of stdout, and as many of stderr, that one command may give back."""
-    file_bytes: Annotated[int, Field(ge=1)] = 256 * _MIB
+    file_bytes: Bytes = 256 * _MIB
     """Largest file that can be read from the box."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    start_timeout_s: Seconds = 30.0
     """Seconds a box may take to start."""
     env: dict[str, str] = {}
     """Environment variables of all commands."""
@@ -61,26 +62,26 @@ class ProcessConfig(BoxConfig):
 
     trusted: bool = False
     """Has to be true: there is no wall, so the code must be trusted."""
-    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] | None = None
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] | None = None
     """Most address space of each process."""
-    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
     """Most open files of each process."""
 
 
 class BubblewrapConfig(HeldConfig):
     """Options of ``rollart/Bubblewrap-v1``."""
 
-    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] = 2048 * _MIB
     """Most memory of the box: in all, with a cgroup; of each process's address space, without."""
-    cpus: Annotated[float, Field(gt=0)] | None = None
+    cpus: Positive | None = None
     """Processor seconds a second; needs a cgroup that can be written."""
-    num_pids: Annotated[int, Field(ge=8)] = 256
+    num_pids: Annotated[int, Field(ge=8, le=MOST)] = 256
     """Most processes and threads at once."""
-    disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
+    disk_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 512 * _MIB
     """Size of the working folder. It is memory: at most `memory_bytes` less 32 MiB."""
-    tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
+    tmp_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 128 * _MIB
     """Size of ``/tmp``, and of ``/dev/shm``."""
-    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
     """Most open files of each process."""
     rootfs: str = "/"
     """Folder whose system folders (``/usr``, ...) are the box's, read-only."""
@@ -88,7 +89,7 @@ class BubblewrapConfig(HeldConfig):
     """More folders or files of the host that can be read in the box, at the same path."""
     python: str = "/usr/bin/python3"
     """Python 3.8 or newer, as a path in the box, that runs the agent."""
-    host_uid: Annotated[int, Field(ge=1)] = 65534
+    host_uid: PositiveInt = 65534
     """Who the box is on the host, where the run itself is root's."""
     cgroup: bool = True
     """Whether to use a cgroup where one can be written."""
@@ -107,18 +108,18 @@ class DockerConfig(HeldConfig):
     """What is in the box; it must have Python 3.8 or newer."""
     pull: Literal["missing", "never"] = "missing"
     """Whether an image that is not on the machine is fetched."""
-    memory_bytes: Annotated[int, Field(ge=64 * _MIB)] = 2048 * _MIB
+    memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] = 2048 * _MIB
     """Most memory of the box in all, what lies in its folders included."""
-    cpus: Annotated[float, Field(ge=0.01)] | None = None
+    cpus: Annotated[float, Field(ge=0.01, le=MOST)] | None = None
     """Processor seconds a second."""
-    num_pids: Annotated[int, Field(ge=8)] = 256
+    num_pids: Annotated[int, Field(ge=8, le=MOST)] = 256
     """Most processes and threads at once."""
-    disk_bytes: Annotated[int, Field(ge=_MIB)] = 512 * _MIB
+    disk_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 512 * _MIB
     """Size of the working folder, which is memory (at most `memory_bytes` less 32 MiB); and of a
     writable root, where that can be."""
-    tmp_bytes: Annotated[int, Field(ge=_MIB)] = 128 * _MIB
+    tmp_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 128 * _MIB
     """Size of `/tmp`, and of `/dev/shm`."""
-    num_open_files: Annotated[int, Field(ge=32)] = 1024
+    num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
     """Most open files of each process."""
     ro_binds: list[str] = []
     """Folders or files of the host that can be read in the box, at the same path."""

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rollart_core.config_base import MOST_BYTES, Bytes, Count, NonNegative, PositiveInt, Seconds
+
 _MIB = 1 << 20
 LAMBDA_BYTES = 6 * _MIB
 """AWS Lambda takes no more, and answers no more, in a call that is waited for."""
@@ -17,8 +19,6 @@ NO_BOTO3 = "the lambda backend needs boto3: pip install 'rollart[lambda]'"
 NO_FC = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
 NO_RAY_SERVE = "the ray_serve backend needs Ray Serve: pip install 'rollart[ray-serve]'"
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -43,11 +43,11 @@ class PoolConfig(_BackendConfig):
     """Most worker processes; none: as many as there are cores."""
     num_threads: PositiveInt = 16
     """Requests that one worker scores at once."""
-    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    idle_s: NonNegative = 1.0
     """A worker without work for so long is ended; the last one too."""
     start_s: Seconds = 60.0
     """How long a worker may take to start."""
-    max_request_bytes: PositiveInt = 32 * _MIB
+    max_request_bytes: Bytes = 32 * _MIB
     """Largest request."""
     sandbox: str | dict[str, Any] | None = None
     """Box around each worker, for rewards that run code nobody has read: a sandbox's id, or its id
@@ -66,11 +66,11 @@ class HttpConfig(_BackendConfig):
     """Most requests in one call."""
     max_concurrent: PositiveInt = 64
     """Most calls at once; the others wait."""
-    max_request_bytes: Annotated[int, Field(ge=4096)] = 32 * _MIB
+    max_request_bytes: Annotated[int, Field(ge=4096, le=MOST_BYTES)] = 32 * _MIB
     """Largest call; Cloud Run takes 32 MiB."""
-    max_answer_bytes: Annotated[int, Field(ge=4096)] = 8 * _MIB
+    max_answer_bytes: Annotated[int, Field(ge=4096, le=MOST_BYTES)] = 8 * _MIB
     """Largest answer that is read."""
-    memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    memory_gb: NonNegative = 0.0
     """Memory of the function, for the count of GB-s; 0: they are not counted."""
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
@@ -124,7 +124,7 @@ class FcConfig(_BackendConfig):
     """The variable that holds its secret."""
     security_token_env: Variable | None = None
     """The variable that holds a security token, for temporary credentials."""
-    memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    memory_gb: NonNegative = 0.0
     """Memory of the function, for the count of GB-s; 0: they are not counted."""
     num_requests: PositiveInt = 32
     """Most requests in one call."""
@@ -147,21 +147,21 @@ class RayServeConfig(_BackendConfig):
     address: str | None = None
     """Of the cluster: ``auto`` or ``host:port``; none: that of the run, or else one is started on
     this machine."""
-    min_replicas: Annotated[int, Field(ge=0)] = 0
+    min_replicas: Count = 0
     """Replicas that stay when there is nothing to score."""
     max_replicas: PositiveInt = 4
     """Most replicas."""
     num_threads: PositiveInt = 16
     """Requests that one replica scores at once."""
-    cpus: Annotated[float, Field(ge=0)] = 1.0
+    cpus: NonNegative = 1.0
     """Cores that Ray reserves for a replica."""
-    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    idle_s: NonNegative = 10.0
     """How long Ray waits before it takes a replica away."""
     start_s: Seconds = 120.0
     """How long Ray may take until the function is up."""
     num_requests: PositiveInt = 32
     """Most requests in one call."""
-    max_request_bytes: Annotated[int, Field(ge=4096)] = 32 * _MIB
+    max_request_bytes: Annotated[int, Field(ge=4096, le=MOST_BYTES)] = 32 * _MIB
     """Largest call."""
 
     @model_validator(mode="after")

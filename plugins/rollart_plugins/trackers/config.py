@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollart_core.config_base import Seconds
+
 NO_WANDB = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
 Text = Annotated[str, Field(min_length=1)]
 
@@ -31,7 +33,7 @@ class WandbConfig(BaseModel):
     """What W&B calls the run; none: the name of the run directory."""
     tags: tuple[Text, ...] = ()
     """Labels to find it by."""
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    timeout_s: Seconds = 30.0
     """How long to wait for W&B when the run begins, and again when it ends."""
 
     def missing(self) -> dict[str, str]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from rollart_core.config_base import Bytes, PositiveInt, Seconds
 
 BUCKET_BYTES = 64 * 2**20
-
-PositiveInt = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
 
 
 class _ChannelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    keep: Annotated[int, Field(ge=1)] = 2
+    keep: PositiveInt = 2
     """How many of the newest policy versions can be fetched."""
-    bucket_bytes: PositiveInt = BUCKET_BYTES
+    bucket_bytes: Bytes = BUCKET_BYTES
     """About how much is copied, written or sent at once."""
 
 
@@ -49,7 +48,7 @@ class DeltaConfig(BaseModel):
 
     over: str | dict[str, Any] = "shared-memory"
     """What carries the changes: another weight channel's id, or its id and options."""
-    keep: Annotated[int, Field(ge=1)] = 2
+    keep: PositiveInt = 2
     """How many of the newest policy versions can be fetched."""
     full_every: PositiveInt = 20
     """Every how many versions one is whole; 1: all of them."""
