@@ -315,9 +315,8 @@ def _examine(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.Plu
     try:
         manager.register(candidate.target, candidate.plugin.name)
     except pluggy.PluginValidationError as e:
-        candidate.fail(
-            f"a hook does not fit its specification: {first_line(str(e).splitlines()[-1])}"
-        )
+        said = first_line(str(e).splitlines()[-1])
+        candidate.fail(f"a hook does not fit its specification: {said}")
         return _new_manager()  # that plugin is half registered on the old one
     known = [n for n in vars(hookspecs) if n.startswith("rollart_")]
     for name in sorted(n for n in dir(candidate.target) if n.startswith("rollart_")):

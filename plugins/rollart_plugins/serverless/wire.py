@@ -7,8 +7,7 @@
                          | {"id": str, "failure": {...}}, ...]}
     refusal {"version": 2, "error": {"kind": str, "message": str}}
 
-An answer echoes the key of its call, and each result the id of its request, in the order of the
-requests. One that lacks an id, or has another one in its place, is garbage.
+Results are in the order of the requests; one without its request's id in its place is garbage.
 
 Takes: calls and answers, or bytes from anywhere. Gives: bytes, or calls and answers that were
 checked field by field. Never: sends a reward's options (a digest says whether both sides have the
@@ -225,9 +224,9 @@ def read_answer(
             if (found := _id(result, "a result")) != wanted:
                 raise _Wrong(f"result {first_line(repr(found), 40)} in the place of {wanted!r}")
         return WireAnswer(
-            key=key,
-            ids=tuple(ids),
-            results=tuple(_read_outcome(one, reward_range) for one in results),
+            key,
+            tuple(ids),
+            tuple(_read_outcome(one, reward_range) for one in results),
             run_s=_number(raw, "run_s"),
             cold=_get(raw, "cold", bool),
             num_hung=_get(raw, "num_hung", int),
