@@ -24,7 +24,8 @@ from rollart_core.errors import RegistryError, first_line
 
 _WHEELS_ONLY: Final = ("--only-binary", ":all:")
 _ASK: Final = """
-import importlib.metadata as m, importlib.util as u, json, os, platform, sys
+import importlib.metadata as m, importlib.util as u, json, os, platform, sys, sysconfig
+bin = os.path.abspath(sysconfig.get_path('scripts'))
 found = []
 for d in m.distributions():
     head = d.metadata
@@ -34,8 +35,10 @@ for d in m.distributions():
         tops = {r.split('/')[0] if '/' in r else r.split('.')[0] for r in plain}
         tops = {top for top in tops if top != '__pycache__' and not top.endswith('.dist-info')}
         record = [r for r in rows if r.endswith('.dist-info/RECORD') and r.count('/') == 1]
+        outside = [os.path.abspath(str(d.locate_file(r))) for r in rows if r and r[0] in './']
+        scripts = [os.path.basename(path) for path in outside if os.path.dirname(path) == bin]
         found.append([head['Name'], head['Version'], head.get_all('Requires-Dist') or [],
-                      str(d.locate_file('')), sorted(tops), (record or [''])[0]])
+                      str(d.locate_file('')), sorted(tops), (record or [''])[0], scripts])
 full = platform.python_version()
 markers = dict(
     implementation_name=sys.implementation.name, implementation_version=full, os_name=os.name,
@@ -44,7 +47,7 @@ markers = dict(
     python_full_version=full,
     platform_python_implementation=platform.python_implementation(), sys_platform=sys.platform,
     python_version='.'.join(platform.python_version_tuple()[:2]), extra='')
-print(json.dumps([found, markers, u.find_spec('pip') is not None]))
+print(json.dumps([found, markers, u.find_spec('pip') is not None, bin]))
 """
 """What the interpreter is asked, with its standard library alone."""
 
@@ -63,6 +66,8 @@ class Installed:
     """The names of the packages and modules that it put at the top of that folder."""
     record: str
     """Its RECORD, within that folder; empty when it has none."""
+    scripts: frozenset[str] = frozenset()
+    """The names of the scripts that its RECORD says it brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class Interpreter:
     installed: Mapping[str, Installed]
     markers: Mapping[str, str]
     has_pip: bool
+    bin: Path
+    """The folder of its scripts."""
 
     @classmethod
     def at(cls, python: str | Path | None = None) -> Interpreter:
@@ -103,15 +110,17 @@ class Interpreter:
                 done = subprocess.run(
                     command, capture_output=True, text=True, check=True, cwd=folder
                 )
-            found, markers, has_pip = json.loads(done.stdout)
+            found, markers, has_pip, bin_folder = json.loads(done.stdout)
         except (OSError, subprocess.CalledProcessError, ValueError) as e:
             raise RegistryError(f"{given} cannot be run as a Python: {first_line(str(e))}") from e
         # Read from the end, as the first on the path is the one in use.
         rows = [
-            Installed(canonicalize_name(n), v, tuple(r), Path(at), frozenset(top), record)
-            for n, v, r, at, top, record in reversed(found)
+            Installed(
+                canonicalize_name(n), v, tuple(r), Path(at), frozenset(top), record, frozenset(own)
+            )
+            for n, v, r, at, top, record, own in reversed(found)
         ]
-        return cls(path, {row.name: row for row in rows}, markers, has_pip)
+        return cls(path, {row.name: row for row in rows}, markers, has_pip, Path(bin_folder))
 
     def again(self) -> Interpreter:
         """Return the same interpreter as it is now."""

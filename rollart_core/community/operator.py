@@ -93,6 +93,7 @@ class Operator:
                 f"{self.tree.path} was rolled back: its timestamp is version {found}, and the last "
                 f"one signed here was {signed}; put the newer files back"
             )
+        _check_wheels(self.tree, state)
         return state
 
     def signer(self, role: str) -> CryptoSigner:
@@ -329,6 +330,25 @@ def _write_first(operator: Operator, root: Root) -> bytes:
     operator.tree.targets.mkdir(parents=True, exist_ok=True)
     operator.publish_snapshot(1, 1, metas)
     return operator.tree.role_file("root", 1).read_bytes()
+
+
+def _check_wheels(tree: Tree, state: SignedState) -> None:
+    """Refuse to sign on top of a folder whose wheels are not what their owners signed."""
+    for owner, metadata in state.owners.items():
+        for path, target in metadata.signed.targets.items():
+            name = path.rpartition("/")[2]
+            file = tree.target_file(owner, target.hashes.get("sha256", ""), name)
+            try:
+                with file.open("rb") as wheel:
+                    target.verify_length_and_hashes(wheel)
+            except OSError as e:
+                message = f"cannot read {file}: {e.strerror}; put the wheel that was signed back"
+                raise RegistryError(message) from e
+            except RepositoryError as e:
+                raise RegistryError(
+                    f"{file} is not what {owner!r} signed ({first_line(str(e))}): put the wheel "
+                    "that was signed back"
+                ) from e
 
 
 def _check_takes_no_name(state: SignedState, name: str) -> None:

@@ -7,6 +7,7 @@ its hash. Never: lets pip take a distribution of the registry's owners from an i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def check_no_shadowing(wheels: Sequence[Wheel], interpreter: Interpreter) -> Non
     """Check that wheels overwrite nothing of each other, nor of another installed distribution.
 
     Raises:
-        RegistryError: Naming the package or module that both bring.
+        RegistryError: Naming the package, module or script that both bring.
     """
     for wheel in wheels:
         for installed in interpreter.installed.values():
@@ -112,11 +113,35 @@ def check_no_shadowing(wheels: Sequence[Wheel], interpreter: Interpreter) -> Non
                     f"{wheel.name} brings {min(both)!r}, which {installed.name} "
                     f"{installed.version} has installed: one overwrites the other"
                 )
+        _check_scripts(wheel, interpreter)
     for one, other in combinations(wheels, 2):
+        if one.scripts.keys() & other.scripts.keys():
+            script = min(one.scripts.keys() & other.scripts.keys())
+            raise RegistryError(
+                f"{one.name} brings the script {script!r}, which {other.name} brings too"
+            )
         if one.tops & other.tops:
             raise RegistryError(
                 f"{one.name} brings {min(one.tops & other.tops)!r}, which {other.name} brings "
                 "too: one overwrites the other"
+            )
+
+
+def _check_scripts(wheel: Wheel, interpreter: Interpreter) -> None:
+    """Refuse scripts over files of the interpreter's folder that are not this distribution's."""
+    own = interpreter.installed.get(wheel.distribution)
+    for script in wheel.scripts:
+        others = [i for i in interpreter.installed.values() if script in i.scripts and i != own]
+        if others:
+            raise RegistryError(
+                f"{wheel.name} brings the script {script!r}, which {others[0].name} "
+                f"{others[0].version} has installed: one overwrites the other"
+            )
+        is_own = own is not None and script in own.scripts
+        if not is_own and os.path.lexists(interpreter.bin / script):
+            raise RegistryError(
+                f"{wheel.name} brings the script {script!r}, and there is one of that name in "
+                f"{interpreter.bin} already"
             )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from rollart_core.community.client import Client
 from rollart_core.community.interpreter import Installed, Interpreter
 from rollart_core.community.lock import Lock, LockedPackage
+from rollart_core.community.script import script_fault
 from rollart_core.community.wheel import Wheel, read_wheel
 from rollart_core.errors import RegistryError
 
@@ -28,12 +29,17 @@ def differing_files(wheel: Wheel, interpreter: Interpreter) -> list[str]:
         return [f"{wheel.distribution} is not installed"]
     if installed.version != wheel.version:
         return [f"{wheel.distribution} {installed.version} is installed, not {wheel.version}"]
-    return [
+    found = [
         f"{path} {_difference(installed.location / path, sha256)}"
         for path, sha256 in wheel.files.items()
         if path.rpartition("/")[2] not in _WRITTEN_BY_PIP
         and _difference(installed.location / path, sha256)
     ]
+    for name, value in wheel.scripts.items():
+        path = interpreter.bin / name
+        if fault := script_fault(path, value, interpreter):
+            found.append(f"{path} {fault}")
+    return found
 
 
 def verify_lock(client: Client, lock: Lock, interpreter: Interpreter) -> list[str]:

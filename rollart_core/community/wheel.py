@@ -10,13 +10,14 @@ import base64
 import csv
 import hashlib
 import io
+import re
 import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import BytesParser
+from email.parser import Parser
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -43,6 +44,13 @@ _FAULTS: Final = (
 )
 """What reading an archive raises that was damaged, encrypted or made up."""
 _RUN_AT_START: Final = frozenset({"sitecustomize", "usercustomize"})
+_SCRIPTS: Final = ("console_scripts", "gui_scripts")
+_SCRIPT_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_RESERVED: Final = re.compile(
+    r"(pythonw?|pypy|pip|easy_install|(de)?activate|rollart)[-0-9.]*(config|exe|csh|fish|nu|ps1|py)?",
+    re.IGNORECASE,
+)
+"""Scripts that every virtual environment has; pip writes ``pip3`` for a script ``pip`` too."""
 
 EntryPoints = tuple[tuple[str, str, str], ...]
 
@@ -77,6 +85,11 @@ class Wheel:
     def packages(self) -> frozenset[str]:
         """The folders that it puts at the top of site-packages."""
         return frozenset(top for path in self.files if (top := path.split("/")[0]) and "/" in path)
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """The scripts that pip writes for it: name -> the function that runs."""
+        return {name: value for group, name, value in self.entry_points if group in _SCRIPTS}
 
     @property
     def tops(self) -> frozenset[str]:
@@ -120,6 +133,7 @@ def read_wheel(path: Path) -> Wheel:
         raise RegistryError(f"{path.name} calls itself {' '.join(inside)} in its METADATA")
     requires = tuple(metadata.get_all("Requires-Dist") or ())
     _check_requires(path.name, requires)
+    _check_scripts(path.name, entry_points)
     return Wheel(
         path=path,
         distribution=distribution,
@@ -129,7 +143,7 @@ def read_wheel(path: Path) -> Wheel:
         requires=requires,
         requires_python=str(metadata["Requires-Python"] or ""),
         licence=str(metadata["License-Expression"] or metadata["License"] or "").split("\n")[0],
-        summary=str(metadata["Summary"] or ""),
+        summary=" ".join(str(metadata["Summary"] or "").split()),
         entry_points=entry_points,
         files=files,
         manifests=manifests,
@@ -225,7 +239,7 @@ def _dist_info(
 ) -> tuple[Message, tuple[tuple[str, str, str], ...]]:
     paths = archive.namelist()
     metadata_path = _single(name, paths, "METADATA")
-    metadata = BytesParser().parsebytes(_text(name, archive, metadata_path).encode())
+    metadata = Parser().parsestr(_text(name, archive, metadata_path), headersonly=True)
     entry_points_path = metadata_path.replace("/METADATA", "/entry_points.txt")
     if entry_points_path not in paths:
         return metadata, ()
@@ -262,9 +276,20 @@ def _check_requires(name: str, requires: tuple[str, ...]) -> None:
         try:
             requirement = Requirement(text)
         except InvalidRequirement as e:
-            raise RegistryError(f"{name} requires {text!r}, which cannot be read: {e}") from e
+            reason = first_line(str(e))
+            raise RegistryError(f"{name} requires {text!r}, which cannot be read: {reason}") from e
         if requirement.url:
             raise RegistryError(
                 f"{name} requires {text!r}: a dependency comes from the index of whoever installs, "
                 "never from an address"
             )
+
+
+def _check_scripts(name: str, entry_points: EntryPoints) -> None:
+    for group, script, _ in entry_points:
+        if group not in _SCRIPTS:
+            continue
+        if not _SCRIPT_NAME.fullmatch(script):
+            raise RegistryError(f"{name} has the script {script!r}, which is no plain file name")
+        if _RESERVED.fullmatch(script):
+            raise RegistryError(f"{name} has the script {script!r}, which is Python's or RollArt's")

@@ -276,7 +276,7 @@ def test_a_lock_does_not_keep_what_was_replaced_since() -> None:
 
 def test_a_package_without_its_record_is_told(scene: Scene, tmp_path: Path) -> None:
     installed = Installed("walls", "1.0", (), tmp_path, frozenset({"walls"}), record="")
-    python = Interpreter("python", {"walls": installed}, {}, has_pip=True)
+    python = Interpreter("python", {"walls": installed}, {}, has_pip=True, bin=tmp_path)
     with opened(scene.trusted()) as client:
         (said,) = verify_lock(client, a_lock({"walls": "1.0"}, {}), python)
     assert said.startswith("walls has no RECORD")
