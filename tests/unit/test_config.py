@@ -82,8 +82,8 @@ def test_the_smallest_config_and_its_modes(load: Load) -> None:
         ),
         (
             "trainer: {grad_clip: -1}",
-            "x.yaml: trainer.grad_clip: must be above 0 and at most 1,000,000,000 (the default is 1), "
-            "got -1",
+            "x.yaml: trainer.grad_clip: must be above 0 and at most 1,000,000,000 "
+            "(the default is 1), got -1",
         ),
     ],
 )
