@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -77,7 +78,7 @@ class Http:
         key = self.seat.api_key if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{base_url or self.seat.base_url}/{path}"
-        async with self.session.post(url, data=data, headers=headers) as response:
+        async with self.session.post(url, data=io.BytesIO(data), headers=headers) as response:
             return response.status, await response.json()
 
     async def chat(self, messages, **more):
@@ -108,12 +109,19 @@ class Http:
 
 @asynccontextmanager
 async def at_gateway(
-    name="ours", answers=(), *, delay_s=0.0, max_context_tokens=2000, ticket=TICKET, **limits
+    name="ours",
+    answers=(),
+    *,
+    delay_s=0.0,
+    max_context_tokens=2000,
+    stall_s=5.0,
+    ticket=TICKET,
+    **limits,
 ) -> AsyncIterator[tuple]:
     """Give gateway, engine, seat and client of one episode."""
     tokenizer = tokenizer_with(name) if name in TEMPLATES else tool_tokenizer(name)
     engine = Scripted(tokenizer, answers, delay_s)
-    settings = GatewaySettings(max_context_tokens=max_context_tokens, seed=1)
+    settings = GatewaySettings(max_context_tokens=max_context_tokens, seed=1, stall_s=stall_s)
     gateway = Gateway(engine, tokenizer, settings)
     await gateway.start()
     try:

@@ -24,12 +24,14 @@ from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.episode import EpisodeLimits, Generator
 from rollart_core.rollout.gateway_errors import episode_over, wrong_key
 from rollart_core.rollout.gateway_seat import GatewaySeat, SeatParts
+from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.transcript import Transcript
 from rollart_core.types import Ticket
 
 if TYPE_CHECKING:
     from rollart_core.rollout.gateway_http import GatewayServer
 
+_NUM_THREADS = 2
 _REMEMBERED_KEYS = 100_000
 """Keys of ended episodes that are told so; older ones are merely wrong."""
 
@@ -48,6 +50,8 @@ class GatewaySettings:
     """Address to listen on."""
     port: int = 0
     """Port to listen on; 0: any that is free."""
+    stall_s: float = 5.0
+    """A connection is closed when the rest of a request does not come for so long."""
     max_body_bytes: int = 32 * 2**20
     """Larger requests are refused with status 413."""
 
@@ -70,6 +74,8 @@ class Gateway:
         self._seats: dict[str, GatewaySeat] = {}
         self._ended: OrderedDict[str, Literal[True]] = OrderedDict()
         self._server: GatewayServer | None = None
+        self.threads = DaemonThreads(_NUM_THREADS, name="gateway")
+        """For what would keep other requests waiting: long bodies and prompts."""
 
     @property
     def url(self) -> str:
@@ -111,6 +117,7 @@ class Gateway:
         server, self._server = self._server, None
         if server is not None:
             await server.close()
+        self.threads.close()
 
     @asynccontextmanager
     async def episode(
@@ -167,6 +174,7 @@ class Gateway:
             stop_token_ids=tuple(tokenizer.stop_token_ids),
             seed=settings.seed,
             max_context_tokens=settings.max_context_tokens,
+            threads=self.threads,
         )
         api_key = f"sk-{secrets.token_hex(24)}"
         base_url = f"{self.url}/episodes/{_slug(api_key)}/v1"

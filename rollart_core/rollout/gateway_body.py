@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rollart_core.rollout.gateway_errors import RequestError, bad_field, unsupported
+from rollart_core.types import Message, ToolSpec
 
 Body: TypeAlias = Mapping[str, Any]
 
@@ -50,6 +51,13 @@ def parse(raw: bytes) -> Body:
     if not isinstance(body, dict):
         raise RequestError("the body is not a JSON object")
     return body
+
+
+def prompt_chars(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """Return how many characters of a request are shown to the policy."""
+    called = [calls for message in messages if (calls := message.get("tool_calls"))]
+    shown = [json.dumps(part, ensure_ascii=False) for part in (called, tools) if part]
+    return sum(len(message["content"]) for message in messages) + sum(map(len, shown))
 
 
 def wishes(body: Body, *max_tokens: str, logprobs: bool = False) -> Wishes:

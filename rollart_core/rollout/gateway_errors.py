@@ -86,6 +86,16 @@ def context_overflow(num_tokens: int, max_tokens: int) -> RequestError:
     )
 
 
+def surely_too_long(num_chars: int, max_tokens: int) -> RequestError:
+    """Return the refusal of a prompt that is not even tokenized."""
+    return RequestError(
+        f"This model's maximum context length is {max_tokens} tokens. However, your messages "
+        f"have {num_chars} characters, which are more. Please reduce the length of the messages.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
 def engine_failed(error: Exception, status: int = 503) -> RequestError:
     """Return the answer to a request that the engine could not answer."""
     message = first_line(str(error)) or type(error).__name__

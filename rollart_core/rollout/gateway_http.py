@@ -6,25 +6,28 @@ recorded. A program that hangs up cancels its handler, and with it the generatio
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from rollart_core.errors import InferenceFailure, first_line
-from rollart_core.rollout.gateway_body import Body, Wishes, parse
+from rollart_core.rollout.gateway_body import Body, Wishes, parse, prompt_chars
 from rollart_core.rollout.gateway_chat import chat_chunks, chat_request, chat_response
 from rollart_core.rollout.gateway_errors import RequestError, engine_failed, unsupported
+from rollart_core.rollout.gateway_heads import Heads
 from rollart_core.rollout.gateway_responses import (
     response,
     response_events,
     response_id,
     response_request,
 )
-from rollart_core.rollout.gateway_seat import GatewaySeat
+from rollart_core.rollout.gateway_seat import HEAVY_CHARS, GatewaySeat
 from rollart_core.rollout.gateway_shape import Said
 from rollart_core.rollout.gateway_text import text_chunks, text_request, text_response
 from rollart_core.rollout.transcript import Ask, Transcript
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _Handler: TypeAlias = Callable[[web.Request, GatewaySeat], Awaitable[web.StreamResponse]]
 
+_T = TypeVar("_T")
 _SHUTDOWN_S = 1.0
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -49,7 +53,11 @@ class GatewayServer:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.url = ""
-        app = web.Application(client_max_size=gateway.settings.max_body_bytes)
+        self._listening: asyncio.Server | None = None
+        self._heads = Heads(gateway.settings.stall_s)
+        app = web.Application(
+            client_max_size=gateway.settings.max_body_bytes, middlewares=[self._heads.middleware]
+        )
         for prefix in ("/v1", "/episodes/{slug}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._with_seat(self._chat))
             app.router.add_post(f"{prefix}/completions", self._with_seat(self._text))
@@ -73,13 +81,17 @@ class GatewayServer:
             OSError: When the address is taken.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=1024)
-        await site.start()
-        bound, name = self._runner.addresses[0][1], _name_of(host)
+        assert self._runner.server is not None
+        factory = self._heads.watched(self._runner.server)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(factory, host, port, backlog=1024)
+        bound, name = self._listening.sockets[0].getsockname()[1], _name_of(host)
         self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
 
     def _with_seat(
@@ -108,9 +120,11 @@ class GatewayServer:
             raise engine_failed(e, 500) from e
 
     async def _chat(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
-        asked = chat_request(await _body(request))
+        asked = await self._asked(request, chat_request)
         self._check(asked.tools)
-        said = await self._said(seat, lambda t: t.ask(asked.messages, asked.tools), asked.wishes)
+        length = prompt_chars(asked.messages, asked.tools)
+        show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
+        said = await self._said(seat, show, asked.wishes, length)
         tokenizer = self._gateway.tokenizer
         if asked.wishes.stream:
             return await _stream(request, _data(chat_chunks(said, tokenizer)))
@@ -118,20 +132,31 @@ class GatewayServer:
 
     async def _text(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
         tokenizer = self._gateway.tokenizer
-        asked = text_request(await _body(request), tokenizer.vocab_size)
-        said = await self._said(seat, lambda t: t.ask_text(asked.prompt), asked.wishes)
+        asked = await self._asked(request, lambda body: text_request(body, tokenizer.vocab_size))
+        length = len(asked.prompt) if isinstance(asked.prompt, str) else 0
+        show = partial(Transcript.ask_text, prompt=asked.prompt)
+        said = await self._said(seat, show, asked.wishes, length)
         if asked.wishes.stream:
             return await _stream(request, _data(text_chunks(said, tokenizer)))
         return _json(text_response(said, tokenizer))
 
     async def _response(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
-        asked = response_request(await _body(request), seat.responses)
+        asked = await self._asked(request, lambda body: response_request(body, seat.responses))
         self._check(asked.tools)
-        said = await self._said(seat, lambda t: t.ask(asked.messages, asked.tools), asked.wishes)
+        length = prompt_chars(asked.messages, asked.tools)
+        show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
+        said = await self._said(seat, show, asked.wishes, length)
         seat.responses[response_id(said)] = [*asked.talk, said.message]
         if asked.wishes.stream:
             return await _stream(request, _named(response_events(asked, said)))
         return _json(response(asked, said))
+
+    async def _asked(self, request: web.Request, read: Callable[[Body], _T]) -> _T:
+        """Return what a request asks; a long body is read on a thread."""
+        raw = await _body(request, self._gateway.settings.stall_s)
+        if len(raw) < HEAVY_CHARS:
+            return read(parse(raw))
+        return await self._gateway.threads.run(lambda: read(parse(raw)))
 
     def _check(self, tools: Sequence[ToolSpec]) -> None:
         """Refuse tools that the policy would not hear of."""
@@ -140,9 +165,13 @@ class GatewayServer:
             raise unsupported("tools", "the chat template of this model knows no tools")
 
     async def _said(
-        self, seat: GatewaySeat, show: Callable[[Transcript], Ask], wishes: Wishes
+        self,
+        seat: GatewaySeat,
+        show: Callable[[Transcript], Ask],
+        wishes: Wishes,
+        num_chars: int,
     ) -> Said:
-        ask, answer, request_id = await seat.answer(show, wishes)
+        ask, answer, request_id = await seat.answer(show, wishes, num_chars)
         return Said(ask, answer, wishes, request_id, self._gateway.settings.model)
 
     async def _models(self, request: web.Request, seat: GatewaySeat) -> web.StreamResponse:
@@ -193,14 +222,31 @@ def _quiet() -> logging.Logger:
     return logger
 
 
-async def _body(request: web.Request) -> Body:
+async def _body(request: web.Request, stall_s: float) -> bytes:
+    """Return the body.
+
+    Raises:
+        RequestError: When it is too large, or none.
+        ConnectionResetError: When the rest of it did not come, and the connection is closed.
+    """
     too_large = RequestError("the body is too large", status=413, code="body_too_large")
     if (request.content_length or 0) > request.client_max_size:
         raise too_large
+    chunks, num_bytes = list[bytes](), 0
     try:
-        return parse(await request.read())
-    except web.HTTPRequestEntityTooLarge as e:
-        raise too_large from e
+        while True:
+            async with asyncio.timeout(stall_s):
+                chunk = await request.content.readany()
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > request.client_max_size:
+                raise too_large
+    except TimeoutError as e:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the rest of a body did not come for {stall_s:g} s") from e
     except web.RequestPayloadError as e:
         raise RequestError(f"the body cannot be read: {first_line(str(e.__cause__ or e))}") from e
 

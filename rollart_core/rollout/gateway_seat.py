@@ -29,11 +29,18 @@ from rollart_core.rollout.gateway_errors import (
     engine_failed,
     episode_over,
     out_of_turns,
+    surely_too_long,
 )
+from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.transcript import Answer, Ask, Transcript
 from rollart_core.types import Failure, Message, Sample, Ticket, Turn, sampling_key
 
+MAX_CHARS_PER_TOKEN = 512
+"""More than any token of a vocabulary stands for: a longer prompt is refused before it is
+tokenized."""
+HEAVY_CHARS = 2**16
+"""From this on a prompt is tokenized on a thread, so that others are not kept waiting."""
 KEPT_SESSIONS = 8
 """Of one episode: when more have a KV cache, the one idle longest is released."""
 
@@ -47,6 +54,8 @@ class SeatParts:
     stop_token_ids: tuple[int, ...]
     seed: int
     max_context_tokens: int
+    threads: DaemonThreads
+    """Where long prompts are tokenized."""
 
 
 class GatewaySeat:
@@ -81,6 +90,8 @@ class GatewaySeat:
         """Policy version the engines held when it began."""
         self._parts = parts
         self._transcript = parts.transcript
+        self._at_transcript = asyncio.Lock()
+        """Held while a request is shown to it or recorded, which may be on a thread."""
         self._session = f"{ticket.ticket_id}#{ticket.attempt}"
         self._num_asked = 0
         self._num_open = 0
@@ -114,13 +125,14 @@ class GatewaySeat:
         return self._transcript.samples()
 
     async def answer(
-        self, show: Callable[[Transcript], Ask], wishes: Wishes
+        self, show: Callable[[Transcript], Ask], wishes: Wishes, num_chars: int
     ) -> tuple[Ask, Answer, str]:
         """Answer one request.
 
         Args:
             show: Shows it to the transcript.
             wishes: What it asks of its answer.
+            num_chars: Length of its prompt, as characters; of one that is given as tokens, 0.
 
         Returns:
             The request as shown, its recorded answer, and its id.
@@ -132,28 +144,47 @@ class GatewaySeat:
         self._admit()
         self._num_open += 1
         try:
-            return await self._answer(show, wishes)
+            return await self._answer(show, wishes, num_chars)
         finally:
             self._num_open -= 1
 
     async def _answer(
-        self, show: Callable[[Transcript], Ask], wishes: Wishes
+        self, show: Callable[[Transcript], Ask], wishes: Wishes, num_chars: int
     ) -> tuple[Ask, Answer, str]:
         """Answer one request that was admitted."""
         began = time.perf_counter()
+        if num_chars > self._parts.max_context_tokens * MAX_CHARS_PER_TOKEN:
+            self._overflowed = True
+            raise surely_too_long(num_chars, self._parts.max_context_tokens)
         try:
-            ask = show(self._transcript)
+            ask = await self._shown(show, num_chars)
         except EnvironmentFailure as e:
             raise RequestError(str(e), param="messages") from e
         try:
             request = self._request(ask, wishes)
             result = await self._generated(request, ask)
-            with boundary(InferenceFailure, "transcript"):
-                answer = self._transcript.record(ask, result, stop=wishes.stop)
+            async with self._at_transcript:
+                with boundary(InferenceFailure, "transcript"):
+                    answer = self._transcript.record(ask, result, stop=wishes.stop)
         finally:
             self._transcript.drop(ask)
         self._note(ask, answer, began)
         return ask, answer, request.request_id
+
+    async def _shown(self, show: Callable[[Transcript], Ask], num_chars: int) -> Ask:
+        """Show a request to the transcript; a long one on a thread."""
+        async with self._at_transcript:
+            if num_chars < HEAVY_CHARS:
+                return show(self._transcript)
+            run = self._parts.threads.run(lambda: show(self._transcript))
+            work = asyncio.ensure_future(run)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # The thread has the transcript until it is done.
+                with suppress(EpisodeError):
+                    self._transcript.drop(await work)
+                raise
 
     def fail(self, error: EpisodeError) -> None:
         """Take note of a failure that nothing makes good."""

@@ -1,15 +1,18 @@
 """The gateway over real HTTP, in front of an engine that answers from a script."""
 
 import asyncio
+import threading
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
-from gateways import TICKET, at_gateway
+from gateways import TICKET, Http, at_gateway
 from support.pace import scaled
 from talks import result
 
 from rollart_core.errors import InferenceFailure
 from rollart_core.rollout.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.gateway_seat import KEPT_SESSIONS
+from rollart_core.rollout.gateway_seat import HEAVY_CHARS, KEPT_SESSIONS
 
 
 def user(text):
@@ -339,5 +342,136 @@ def test_an_address_that_is_taken_is_said_in_one_line():
             settings = GatewaySettings(max_context_tokens=10, port=port)
             with pytest.raises(ValueError, match="cannot listen on 127"):
                 await Gateway(engine, gateway.tokenizer, settings).start()
+
+    asyncio.run(main())
+
+
+def test_a_long_message_is_refused_before_it_is_tokenized(monkeypatch):
+    async def main():
+        async with at_gateway(max_context_tokens=2000) as (gateway, engine, seat, http):
+            encoded = []
+            monkeypatch.setattr(gateway.tokenizer, "encode", lambda text: encoded.append(len(text)))
+            long = "x" * (30 * 2**20)
+            for path, body in (
+                ("chat/completions", {"messages": [user(long)]}),
+                ("responses", {"input": long}),
+                ("completions", {"prompt": long}),
+            ):
+                status, answer = await http.post(path, body)
+                assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert (encoded, engine.requests, seat.failure) == ([], [], None)
+            assert seat.truncated
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "completions"])
+def test_a_long_prompt_does_not_keep_other_requests_waiting(path, monkeypatch):
+    """The tokenizer waits for another answer of the gateway: on the loop it would never come."""
+    answered = threading.Event()
+
+    async def main():
+        async with at_gateway(max_context_tokens=2000) as (gateway, _, seat, http):
+            encode = gateway.tokenizer.encode
+
+            def slow(text):
+                if len(text) >= HEAVY_CHARS:
+                    assert answered.wait(scaled(60))
+                return encode(text)
+
+            monkeypatch.setattr(gateway.tokenizer, "encode", slow)
+            long = "a b " * HEAVY_CHARS
+            body = {"messages": [user(long)], "input": long, "prompt": long}
+            keys = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}
+            asked = asyncio.create_task(http.post(path, {keys[path]: body[keys[path]]}))
+            async with gateway.episode(replace(TICKET, ticket_id="g1.0"), seat.limits) as other:
+                said = await Http(http.session, other).say("hello")
+                assert said["content"] == "ok"
+            answered.set()
+            status, answer = await asked
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+    asyncio.run(main())
+
+
+def test_a_client_that_hangs_up_while_it_is_tokenized_leaves_the_transcript_sound(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def main():
+        async with at_gateway(max_context_tokens=2000) as (gateway, _, seat, http):
+            encode = gateway.tokenizer.encode
+
+            def slow(text):
+                if len(text) >= HEAVY_CHARS:
+                    begun.set()
+                    assert go_on.wait(scaled(60))
+                return encode(text)
+
+            monkeypatch.setattr(gateway.tokenizer, "encode", slow)
+            long = {"messages": [user("a b " * HEAVY_CHARS)]}
+            asked = asyncio.create_task(http.post("chat/completions", long))
+            assert await asyncio.to_thread(begun.wait, scaled(60))
+            asked.cancel()
+            after = asyncio.create_task(http.say("hello"))
+            go_on.set()
+            assert (await after)["content"] == "ok"
+            assert len(seat.turns) == len(seat.samples()) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
+        "POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        'Content-Length: 99\r\n\r\n{{"messages"',
+        "POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
+    ],
+    ids=["nothing", "head", "body", "chunks"],
+)
+def test_a_request_whose_rest_does_not_come_is_closed(sent):
+    async def main():
+        async with at_gateway(stall_s=0.2) as (gateway, engine, seat, http):
+            port = int(gateway.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            path = seat.base_url.removeprefix(gateway.url)
+            writer.write(sent.format(path=path, key=seat.api_key).encode())
+            async with asyncio.timeout(scaled(60)):
+                with suppress(ConnectionResetError):
+                    await reader.read()
+            writer.close()
+            assert (engine.requests, seat.failure) == ([], None)
+            assert (await http.say("hello"))["content"] == "ok"
+
+    asyncio.run(main())
+
+
+def test_a_second_request_whose_head_does_not_end_is_closed():
+    async def main():
+        async with at_gateway(stall_s=0.2) as (gateway, _, _, _):
+            port = int(gateway.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.timeout(scaled(60)):
+                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await reader.readline()).split()[1] == b"200"
+                await reader.readuntil(b"}")
+                writer.write(b"GET /health HTTP/1.1\r\n")
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_waits_for_its_answer_or_its_next_request_stays():
+    async def main():
+        async with at_gateway(stall_s=0.2, delay_s=0.5) as (_, _, _, http):
+            for _ in range(2):
+                assert (await http.say("hello"))["content"] == "ok"
+                await asyncio.sleep(0.5)
+            assert len(http.session.connector._conns) == 1
 
     asyncio.run(main())

@@ -29,6 +29,7 @@ MAY_BE_HEAVY = (
     "rollart_core.train.",
     "rollart_core.models.",
     "rollart_core.bench.",
+    "rollart_core.rollout.gateway_heads",
     "rollart_core.rollout.gateway_http",
     "rollart_core.runtime.ray",
     "rollart_core.view.",
