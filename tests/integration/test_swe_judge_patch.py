@@ -14,7 +14,8 @@ from swe_repositories import FIX, SHAPES, diff, git, pytest_packages, shapes_tas
 from rollart_core.boxes import loop
 from rollart_core.boxes.source import box_source
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.repair_judge import Report, acceptable, judge_patch
+from rollart_envs.swe.acceptable import acceptable
+from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import TaskFailure, base_tree, find_repository
 from rollart_envs.swe.runs import test_run
 from rollart_envs.swe.task import RepairTask, repair_task

@@ -18,7 +18,7 @@ from support.pace import scaled
 from rollart_core.boxes import function_judge
 from rollart_core.boxes.judging import read_judgement
 from rollart_core.contracts.sandbox import ExecResult
-from rollart_envs.swe import report_plugin
+from rollart_envs.swe import guard, report_plugin, unit_runners
 from rollart_envs.swe.function_task import FunctionTask, function_task
 from rollart_envs.swe.grade import cut_id
 from rollart_envs.swe.logs import read_pytest, read_unittest, worst
@@ -104,7 +104,7 @@ def test_a_hidden_test_that_catches_everything_hides_no_failure(name):
     assert "out of time" in judgement.reason or "ended" in judgement.reason
 
 
-@pytest.mark.parametrize("module", [function_judge, report_plugin])
+@pytest.mark.parametrize("module", [function_judge, report_plugin, guard, unit_runners])
 def test_what_runs_in_a_box_is_one_file_for_python_3_8(module):
     tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -144,24 +144,22 @@ def test_error(broken):
 """
 
 
-def reported(folder: Path, *args: str, via_p: bool = False) -> bytes:
+def reported(folder: Path, *args: str) -> bytes:
     """Run pytest in a folder with the plugin, which lies elsewhere, and return its report."""
-    return run_tests(folder, *args, via_p=via_p)[0]
+    return run_tests(folder, *args)[0]
 
 
-def run_tests(folder: Path, *args: str, via_p: bool = False) -> tuple[bytes, str]:
+def run_tests(folder: Path, *args: str) -> tuple[bytes, str]:
     """Run pytest like :func:`reported`; return the report and what was printed."""
     outside = folder.parent / f"{folder.name}-outside"
     outside.mkdir()
-    plugin = shutil.copy(report_plugin.__file__, outside / "rollart_report.py")
+    for module in (report_plugin, guard, unit_runners):
+        shutil.copy(module.__file__, outside)
+    plugin = outside / "report_plugin.py"
     path = outside / "report"
     env = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, str(plugin)]
     order = json.dumps({"nonce": "n1", "path": str(path)}) + "\n"
-    if via_p:
-        names = {"ROLLART_REPORT_NONCE": "n1", "ROLLART_REPORT_PATH": str(path)}
-        env |= {"PYTHONPATH": str(outside), **names}
-        command, order = [sys.executable, "-m", "pytest", "-p", "rollart_report"], ""
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", *args],
         cwd=folder,
@@ -174,12 +172,11 @@ def run_tests(folder: Path, *args: str, via_p: bool = False) -> tuple[bytes, str
     return path.read_bytes() if path.exists() else b"", done.stdout.decode()
 
 
-@pytest.mark.parametrize("via_p", [False, True])
-def test_the_plugin_reports_what_became_of_each_test(tmp_path, via_p):
+def test_the_plugin_reports_what_became_of_each_test(tmp_path):
     repo = tmp_path / "repo"
     repo.mkdir()
     (repo / "test_all.py").write_text(TESTS)
-    assert read_report(reported(repo, via_p=via_p), "n1") == {
+    assert read_report(reported(repo), "n1") == {
         "test_all.py::test_cut[a b]": "PASSED",
         "test_all.py::test_cut[a c]": "FAILED",
         "test_all.py::test_bad": "FAILED",

@@ -28,7 +28,7 @@ from rollart_envs.swe.mine import Limits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
 from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.task_folder import TaskFolder
-from rollart_envs.swe.validate import Verdict
+from rollart_envs.swe.validate import Verdict, record_statuses
 from rollart_envs.swe.validate import validate as validated
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -158,6 +158,10 @@ def validate(
     timeout: Annotated[
         float | None, typer.Option(min=1, help="Seconds for the tests of one judgement.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Write the rows here, with the gold_statuses of their own patches."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge each task's own patch and none: exit 0 only when all are full and none.
@@ -178,6 +182,8 @@ def validate(
             on_row=counted,
         )
         verdicts = finish(work)
+    if record is not None:
+        record_statuses(file, verdicts, record)
     unsound = [verdict for verdict in verdicts if not verdict.is_sound]
     if as_json:
         wall_s = time.monotonic() - began

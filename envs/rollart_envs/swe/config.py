@@ -6,7 +6,7 @@ Takes: plain mappings. Gives: frozen models. Never: reads a task file.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -77,6 +77,10 @@ class RepairConfig(SandboxedOptions):
     """Seconds for one command of the agent."""
     test_timeout_s: Seconds = 1800.0
     """Seconds for the tests that judge."""
+    judge: Literal["strict", "parity"] = "strict"
+    """What an expected failure (XFAIL) is worth: `strict`: it passes only where the row's
+    `gold_statuses` have it, `parity`: always, as in the SWE-bench harness; a policy can then earn
+    the reward by `pytest.xfail()`."""
     max_output_chars: Annotated[int, Field(ge=100, le=MOST)] = MAX_OUTPUT_CHARS
     """Characters of a command's output that are shown: its head and its tail."""
     python: Annotated[str, _PYTHON] = ""

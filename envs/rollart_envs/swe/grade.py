@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from rollart_envs.swe.logs import Statuses, mouse_number, short_option, worst
+from rollart_envs.swe.logs import Status, Statuses, mouse_number, short_option, worst
 
 Resolution: TypeAlias = Literal["full", "partial", "none"]
 
@@ -47,6 +47,7 @@ def grade(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
     framework: str = "pytest",
+    gold: Statuses | None = None,
 ) -> Grade:
     """Grade a run: full when every test passes, partial when some do and none broke, else none.
 
@@ -55,13 +56,15 @@ def grade(
         fail_to_pass: Ids of tests that have to pass now.
         pass_to_pass: Ids of tests that have to pass still.
         framework: A key of ``logs.READERS``.
+        gold: What :func:`expected_failures` gave for the gold patch: XFAIL and XPASS count only for
+            these tests. None: XFAIL counts and XPASS does not, as in the SWE-bench harness.
     """
     known = _by_task_id(statuses, framework)
     left_out = [
         test for test in (*fail_to_pass, *pass_to_pass) if _is_noise(test) and test not in known
     ]
-    mended = _passes(fail_to_pass, known, left_out)
-    kept = _passes(pass_to_pass, known, left_out)
+    mended = _passes([test for test in fail_to_pass if test not in left_out], known, gold)
+    kept = _passes([test for test in pass_to_pass if test not in left_out], known, gold)
     failed = tuple(test for test, passed in (*mended.items(), *kept.items()) if not passed)
     to_mend, to_keep = _share(mended, empty=0.0), _share(kept, empty=1.0)
     return Grade(_resolution(to_mend, to_keep), to_mend, to_keep, failed, tuple(left_out))
@@ -81,8 +84,23 @@ def _by_task_id(statuses: Statuses, framework: str) -> Statuses:
     return {**short, **{test: status for test, status in statuses.items() if test not in short}}
 
 
-def _passes(tests: Sequence[str], known: Statuses, left_out: Sequence[str]) -> dict[str, bool]:
-    return {test: known.get(test) in ("PASSED", "XFAIL") for test in tests if test not in left_out}
+def expected_failures(
+    statuses: Statuses, tests: Sequence[str], framework: str = "pytest"
+) -> dict[str, Status]:
+    """Return the status of those tests of a gold run that ended as XFAIL or XPASS."""
+    known = _by_task_id(statuses, framework)
+    found = {test: known[test] for test in tests if test in known}
+    return {test: status for test, status in found.items() if status in ("XFAIL", "XPASS")}
+
+
+def _passes(tests: Sequence[str], known: Statuses, gold: Statuses | None) -> dict[str, bool]:
+    def passes(test: str) -> bool:
+        status = known.get(test)
+        if status in ("XFAIL", "XPASS") and gold is not None:
+            return gold.get(test) == status
+        return status in ("PASSED", "XFAIL")
+
+    return {test: passes(test) for test in tests}
 
 
 def _is_noise(test: str) -> bool:

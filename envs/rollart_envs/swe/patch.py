@@ -31,7 +31,8 @@ APPLIERS: tuple[tuple[str, ...], ...] = (
 RUNNER_FILES = frozenset(
     (
         *("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pytest.toml", ".pytest.ini"),
-        *("sitecustomize.py", "usercustomize.py"),
+        *(".pytest.toml", "sitecustomize.py", "usercustomize.py", "nose.cfg", ".noserc"),
+        *("unittest.cfg", ".coveragerc", "pyvenv.cfg", "python._pth"),
     )
 )
 """Files by which a patch could steer the test runner instead of mending the code."""
@@ -120,7 +121,13 @@ def steers_the_runner(path: str) -> bool:
 
     No gold patch of SWE-bench Lite touches such a file; its test patches may.
     """
-    return PurePosixPath(path).name in RUNNER_FILES or path.endswith(".pth")
+    parts = PurePosixPath(path).parts
+    return (
+        parts[-1] in RUNNER_FILES
+        or path.endswith((".pth", "._pth", ".pyc", ".pyo", ".egg-link"))
+        or any(part.endswith((".egg-info", ".dist-info")) for part in parts)
+        or "__pycache__" in parts
+    )
 
 
 async def apply_patch(

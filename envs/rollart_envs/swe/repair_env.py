@@ -18,10 +18,11 @@ from gymnasium.error import ResetNeeded
 from rollart_core.boxes.env import BoxEnv, Reset, Step
 from rollart_core.boxes.source import box_source
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_envs.swe.acceptable import run_of
 from rollart_envs.swe.config import RepairConfig
 from rollart_envs.swe.editor import Edit, History
 from rollart_envs.swe.patch import PatchError, extract_patch, file_changes
-from rollart_envs.swe.repair_judge import Report, judge_patch, run_of
+from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import Tree, base_tree
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.taskbook import own_file, repair_tasks
@@ -203,6 +204,7 @@ class RepairEnv(BoxEnv):
             patch,
             episode.needs,
             timeout_s=self.config.test_timeout_s,
+            parity=self.config.judge == "parity",
         )
 
     def _info(self, report: Report | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -29,21 +29,27 @@ from rollart_core.boxes.judging import find_python
 from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe import report_plugin
-from rollart_envs.swe.grade import Grade, grade
-from rollart_envs.swe.logs import READERS, MarkersMissing, Statuses, between_markers, marked
+from rollart_envs.swe import guard, report_plugin, unit_runners
+from rollart_envs.swe.acceptable import acceptable, run_of, tests_of
+from rollart_envs.swe.grade import Grade, expected_failures, grade
+from rollart_envs.swe.logs import (
+    READERS,
+    MarkersMissing,
+    Status,
+    Statuses,
+    between_markers,
+    marked,
+)
 from rollart_envs.swe.patch import (
     Applied,
     apply_patch,
     restore_commands,
-    steers_the_runner,
     touched_files,
-    without_files,
 )
 from rollart_envs.swe.report import ReportError, read_report
 from rollart_envs.swe.repository import TaskFailure, Tree
-from rollart_envs.swe.runs import TestRun, named_files, test_run
-from rollart_envs.swe.task import RepairTask, RowError
+from rollart_envs.swe.runs import TestRun
+from rollart_envs.swe.task import RepairTask, gold_statuses
 from rollart_envs.swe.tools import cut_output
 from rollart_envs.swe.workspace import Needs, Workspace, box_options, unpack
 
@@ -51,8 +57,6 @@ TIMEOUT_S: Final = 1800.0
 LOG_CHARS: Final = 20_000
 _LOG_BYTES: Final = 1 << 24
 _SMALL_S: Final = 60.0
-_STEERS_TOO: Final = frozenset(("pyproject.toml", "pytest.py", "unittest.py"))
-_TEST_FOLDERS: Final = frozenset(("test", "tests", "testing"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ async def judge_patch(
     needs: Needs,
     *,
     timeout_s: float = TIMEOUT_S,
+    parity: bool = False,
 ) -> Report:
     """Grade a patch in a box of its own.
 
@@ -103,6 +108,8 @@ async def judge_patch(
         patch: A unified diff; empty: as the repository stands.
         needs: The interpreter and packages of the task (``needs_of``).
         timeout_s: For the tests.
+        parity: Whether XFAIL passes, as in the SWE-bench harness; else only where the row's
+            ``gold_statuses`` say that the gold patch's run ended so.
 
     Raises:
         SandboxFailure: The box failed.
@@ -118,14 +125,15 @@ async def judge_patch(
         workspace = await unpack(box, task, tree)
         if not needs.python:
             needs = replace(needs, python=await find_python(box))
+        context = await _context(box, task, workspace, wanted)
         await _put_in(box, task, workspace, wanted)
-        statuses, log = await _run(box, task, workspace, needs, timeout_s)
+        statuses, log = await _run(box, task, workspace, needs, context, timeout_s)
     except _NoProof as found:
         why, log = str(found), found.log
     finally:
         await boxes.give_back(box)
     return Report(
-        graded(task, statuses),
+        graded(task, statuses, parity=parity),
         statuses,
         cut_output(log, LOG_CHARS),
         time.monotonic() - began,
@@ -134,62 +142,48 @@ async def judge_patch(
     )
 
 
-def graded(task: RepairTask, statuses: Statuses) -> Grade:
+def graded(task: RepairTask, statuses: Statuses, *, parity: bool = False) -> Grade:
     """Grade the statuses of a run."""
-    run = run_of(task)
     return grade(
-        _both_names(statuses) if run.runner == "unittest" else statuses,
+        _named(task, statuses),
         fail_to_pass=task.fail_to_pass,
         pass_to_pass=task.pass_to_pass,
-        framework=run.framework,
+        framework=run_of(task).framework,
+        gold=None if parity else gold_statuses(task),
     )
 
 
-def run_of(task: RepairTask) -> TestRun:
-    """Return how a task's tests are run.
-
-    Raises:
-        TaskFailure: It cannot be told from the row.
-    """
-    try:
-        return test_run(task)
-    except RowError as error:
-        raise TaskFailure(f"{task.instance_id}: {error}", boundary="swe.task") from None
+def gold_record(task: RepairTask, statuses: Statuses) -> dict[str, Status]:
+    """Return what a row has to record of the statuses of its gold patch."""
+    tests = (*task.fail_to_pass, *task.pass_to_pass)
+    return expected_failures(_named(task, statuses), tests, run_of(task).framework)
 
 
-def acceptable(task: RepairTask, patch: str) -> tuple[str, tuple[str, ...]]:
-    """Return a patch without what it must not touch, and the paths that are left out."""
-    forbidden = _forbidden(task)
-    left_out = tuple(path for path in touched_files(patch) if forbidden(path))
-    return (without_files(patch, forbidden) if left_out else patch), left_out
+def _named(task: RepairTask, statuses: Statuses) -> Statuses:
+    """Return statuses under the names that the task's ids may have."""
+    return _both_names(statuses) if run_of(task).runner in ("unittest", "django") else statuses
 
 
-def _forbidden(task: RepairTask) -> Callable[[str], bool]:
-    own = set(touched_files(task.patch))
-    tests = {*touched_files(task.test_patch), *named_files(task)} - own
-    folders = {folder for path in tests if (folder := _test_folder(path))}
-    folders -= {folder for path in own for folder in _parents(path)}
-
-    def forbidden(path: str) -> bool:
-        if path in own:
-            return False
-        steers = steers_the_runner(path) or PurePosixPath(path).name in _STEERS_TOO
-        return steers or path in tests or not folders.isdisjoint(_parents(path))
-
-    return forbidden
-
-
-def _test_folder(path: str) -> str:
-    """Return the outermost folder of tests in which a file lies; empty: none."""
-    parts = PurePosixPath(path).parts[:-1]
-    for depth, name in enumerate(parts, start=1):
-        if name in _TEST_FOLDERS:
-            return "/".join(parts[:depth])
-    return ""
-
-
-def _parents(path: str) -> set[str]:
-    return {str(parent) for parent in PurePosixPath(path).parents}
+async def _context(
+    box: Sandbox, task: RepairTask, workspace: Workspace, patch: str
+) -> dict[str, object]:
+    """Return what the guard is told: the base of what the patch touches, and which files test."""
+    base: dict[str, str] = {}
+    for path in touched_files(patch):
+        try:
+            content = await box.read_file(f"{workspace.repo_dir}/{path}")
+        except (OSError, ValueError):
+            content = b""
+        base[path] = content.decode("utf-8", "replace")
+    tests, folders = tests_of(task)
+    added = "\n".join(line for line in task.patch.split("\n") if line.startswith("+"))
+    words = {word for words in guard.WORDS.values() for word in words if word in added}
+    return {
+        "base": base,
+        "gold": " ".join(sorted(words)),
+        "tests": sorted(tests),
+        "test_folders": sorted(folders),
+    }
 
 
 async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
@@ -221,21 +215,34 @@ async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> A
 
 
 async def _run(
-    box: Sandbox, task: RepairTask, workspace: Workspace, needs: Needs, timeout_s: float
+    box: Sandbox,
+    task: RepairTask,
+    workspace: Workspace,
+    needs: Needs,
+    context: Mapping[str, object],
+    timeout_s: float,
 ) -> tuple[Statuses, str]:
     """Run the tests; return what became of each, and the log."""
     run = run_of(task)
-    reader = _reported if run.is_signed else _logged
-    return await reader(box, run, workspace, needs, timeout_s)
+    if run.is_signed:
+        return await _reported(box, run, workspace, needs, context, timeout_s)
+    return await _logged(box, run, workspace, needs, timeout_s)
 
 
 async def _reported(
-    box: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
+    box: Sandbox,
+    run: TestRun,
+    workspace: Workspace,
+    needs: Needs,
+    context: Mapping[str, object],
+    timeout_s: float,
 ) -> tuple[Statuses, str]:
     nonce, repo = secrets.token_hex(16), PurePosixPath(workspace.repo_dir)
     folder = f"{workspace.scratch}/rollart-{secrets.token_hex(8)}"
-    await box.write_file(f"{folder}/run_tests.py", _reporter())
+    for name, source in _reporter().items():
+        await box.write_file(f"{folder}/{name}", source)
     order = {
+        **context,
         "nonce": nonce,
         "path": f"{folder}/report",
         "runner": run.runner,
@@ -244,7 +251,7 @@ async def _reported(
     }
     result = await _exec(
         box,
-        (needs.python, "-I", "-B", f"{folder}/run_tests.py", *run.arguments),
+        (needs.python, "-I", "-B", f"{folder}/report_plugin.py", *run.arguments),
         workspace,
         needs,
         timeout_s,
@@ -334,5 +341,6 @@ def _said(result: ExecResult) -> str:
 
 
 @cache
-def _reporter() -> bytes:
-    return Path(report_plugin.__file__).read_bytes()
+def _reporter() -> dict[str, bytes]:
+    paths = (Path(module.__file__ or "") for module in (report_plugin, guard, unit_runners))
+    return {path.name: path.read_bytes() for path in paths}

@@ -32,7 +32,7 @@ def read_report(content: bytes, nonce: str) -> dict[str, Status]:
     if not records or "end" not in records[-1]:
         raise ReportError("the report has no end: the tests were stopped, or ended the process")
     if records[-1]["end"] == TAMPERED:
-        raise ReportError("the test runner was changed while the tests ran")
+        raise ReportError(f"tampered: {records[-1].get('why') or 'the runner was changed'}")
     if records[-1]["end"] not in RAN:
         raise ReportError(f"pytest ended with code {records[-1]['end']}")
     pairs = [(str(record.get("id")), _status(record)) for record in records[:-1]]

@@ -2,9 +2,10 @@
 
 Takes: a task. Gives: a :class:`TestRun`. Never: runs it.
 
-``test_command`` of the row says it. Where that calls pytest or ``python -m unittest`` by itself, or
-is not there, the tests run under a reporter that signs what became of each; any other command runs
-in a shell, and its log is read by the framework's reader (``logs.READERS``). The row's
+``test_command`` of the row says it. Where that calls pytest, ``python -m unittest``, sympy's
+``bin/test`` or django's ``tests/runtests.py`` by itself, or is not there, the tests run under a
+reporter that signs what became of each; any other command runs in a shell, and its log is read by
+the framework's reader (``logs.READERS``). The row's
 ``framework`` names that; without it the repository's name does.
 """
 
@@ -20,6 +21,8 @@ from rollart_envs.swe.patch import file_changes
 from rollart_envs.swe.task import RepairTask, RowError
 
 _PYTEST: Final = ("-rA", "--color=no", "-p", "no:cacheprovider")
+_SYMPY: Final = (("bin/test",), ("./bin/test",))
+_DJANGO: Final = (("tests/runtests.py",), ("./tests/runtests.py",))
 _PYTHONS: Final = ("python", "python3")
 _SHELL: Final = frozenset("|&;<>()$`\\*?[#~%{\n")
 
@@ -32,11 +35,13 @@ class TestRun:
 
     framework: str
     """A key of ``logs.READERS``: how ids are written."""
-    runner: Literal["pytest", "unittest", "shell"]
+    runner: Literal["pytest", "unittest", "django", "sympy", "shell"]
     arguments: tuple[str, ...] = ()
     """Of pytest or unittest."""
     command: str = ""
     """For a shell."""
+    words: tuple[str, ...] = ()
+    """Of the row's command; those that are files of the repository run its tests."""
 
     @property
     def is_signed(self) -> bool:
@@ -66,7 +71,11 @@ def test_run(task: RepairTask) -> TestRun:
     for start in ((python, "-m", "unittest") for python in _PYTHONS):
         if words[: len(start)] == start and framework == "unittest":
             return _signed(framework, words[len(start) :], files)
-    return TestRun(framework, "shell", command=task.test_command)
+    if framework == "sympy" and words[:1] in _SYMPY:
+        return TestRun(framework, "sympy", words[1:], words=words)
+    if framework == "unittest" and words[:1] in _DJANGO:
+        return TestRun(framework, "django", words, words=words)
+    return TestRun(framework, "shell", command=task.test_command, words=words)
 
 
 test_run.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rollart_envs.swe.logs import Status
+
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Halves of surrogate pairs, but not those that stand for bytes (``surrogateescape``)."""
@@ -80,6 +82,16 @@ def repair_task(row: Mapping[str, object]) -> RepairTask:
         test_command=_test_command(row),
         extra={key: value for key, value in row.items() if key not in _KNOWN},
     )
+
+
+def gold_statuses(task: RepairTask) -> Mapping[str, Status]:
+    """Return the tests that end as XFAIL or XPASS with the gold patch, as the row records them."""
+    found = task.extra.get("gold_statuses") or {}
+    if isinstance(found, str):
+        found = json.loads(found)
+    if not isinstance(found, Mapping):
+        return {}
+    return {test: status for test, status in found.items() if status in ("XFAIL", "XPASS")}
 
 
 def test_ids(row: Mapping[str, object], name: str) -> tuple[str, ...]:

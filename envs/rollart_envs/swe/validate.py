@@ -8,9 +8,10 @@ that is bad, or calls a row sound that could not be judged.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -18,13 +19,20 @@ from rollart_core.boxes.judging import Interpreter, find_python, judge
 from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import EpisodeError, UserError, first_line
 from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.logs import Status
 from rollart_envs.swe.reader import (
     BadRow,
     holds_functions,
     read_function_tasks,
     read_repair_tasks,
 )
-from rollart_envs.swe.repair_judge import TIMEOUT_S, Report, judge_patch
+from rollart_envs.swe.repair_judge import (
+    TIMEOUT_S,
+    Report,
+    gold_record,
+    graded,
+    judge_patch,
+)
 from rollart_envs.swe.repository import base_tree
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.workspace import needs_of
@@ -47,6 +55,8 @@ class Verdict:
     wall_s: float = 0.0
     why: str = ""
     """What is wrong with it, on one line; empty when it is sound."""
+    gold_statuses: Mapping[str, str] = field(default_factory=dict)
+    """Tests that end as XFAIL or XPASS with its own solution, for the row to record."""
 
     @property
     def is_sound(self) -> bool:
@@ -118,13 +128,14 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
     """Judge one row; what goes wrong is its verdict, unless no box starts at all."""
     name = task.task_id if isinstance(task, FunctionTask) else task.instance_id
     why = ""
+    statuses: dict[str, Status] = {}
     for _ in range(1 + _RETRIES):
         began = time.monotonic()
         try:
             if isinstance(task, FunctionTask):
                 gold, empty, why = await _function(order, task)
             else:
-                gold, empty, why = await _repair(order, task)
+                gold, empty, why, statuses = await _repair(order, task)
         except EpisodeError as error:
             if error.boundary.startswith("sandbox.") and not error.retryable:
                 raise
@@ -137,11 +148,11 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
             why = first_line(f"{name}: {error}")
             break
         else:
-            return Verdict(name, gold, empty, time.monotonic() - began, why)
+            return Verdict(name, gold, empty, time.monotonic() - began, why, statuses)
     return Verdict(name, "error", "error", 0.0, why)
 
 
-async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str]:
+async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str, dict[str, Status]]:
     tree = await asyncio.to_thread(base_tree, task, order.repos_dir)
     needs = needs_of(task, beside=order.beside, python=order.python)
     reports: list[Report] = []
@@ -151,7 +162,12 @@ async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str]
         )
         reports.append(report)
     gold, empty = reports
-    return gold.grade.resolution, empty.grade.resolution, _problem(gold, empty)
+    record = gold_record(task, gold.statuses)
+    if record:
+        task = replace(task, extra={**task.extra, "gold_statuses": record})
+        gold = replace(gold, grade=graded(task, gold.statuses))
+        empty = replace(empty, grade=graded(task, empty.statuses))
+    return gold.grade.resolution, empty.grade.resolution, _problem(gold, empty), record
 
 
 def _problem(gold: Report, empty: Report) -> str:
@@ -177,6 +193,30 @@ async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, 
     if gold.verdict != "passed":
         return *found, first_line(f"gold: {gold.reason}")
     return *found, "" if buggy.verdict == "failed" else f"the buggy function is {buggy.verdict}"
+
+
+def record_statuses(path: Path, verdicts: Sequence[Verdict], out: Path) -> None:
+    """Write the rows of a ``.jsonl`` file anew, with the ``gold_statuses`` of their verdicts.
+
+    Raises:
+        UserError: The file is of another format, or cannot be written.
+    """
+    if path.suffix != ".jsonl":
+        raise UserError(f"--record: {path.name} is no .jsonl file; convert it first")
+    statuses = {verdict.name: dict(verdict.gold_statuses) for verdict in verdicts}
+    lines = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and row.get("instance_id") in statuses:
+            row["gold_statuses"] = statuses[row["instance_id"]]
+        lines.append(json.dumps(row) + "\n")
+    try:
+        out.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--record: {out}: {error.strerror}") from error
 
 
 def _read(path: Path) -> tuple[tuple[RepairTask | FunctionTask, ...], tuple[BadRow, ...]]:

@@ -1,0 +1,192 @@
+"""Runs tests with unittest, django's program or sympy's conventions: one file for Python from 3.8.
+
+Takes: what writes a record, a guard, and the folders to import from; the runner's arguments in
+``sys.argv``. Gives: one record a test. Never: runs a runner of the repository's own, django's
+set-up apart, which comes from the base commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import sys
+from typing import Any, Callable
+
+
+def unittest_result(write: Any, guard: Any, *, with_docs: bool) -> Any:
+    """Return a class of results that writes the worst that was said of each test."""
+    import unittest
+
+    class Result(unittest.TextTestResult):
+        """Remembers the worst that was said of each test."""
+
+        def startTest(self, test: Any) -> None:
+            """Begin with nothing said, and see for ourselves whether it fails."""
+            self.said = ""
+            self.seen: list[Any] = []
+            guard.compare()
+            method = getattr(test, getattr(test, "_testMethodName", ""), None)
+            guard.expect_own(method)
+            if method is not None and not inspect.iscoroutinefunction(method):
+                setattr(test, test._testMethodName, observed(method, self.seen))
+            super().startTest(test)
+
+        def stopTest(self, test: Any) -> None:
+            """Write what became of it."""
+            super().stopTest(test)
+            guard.compare()
+            vars(test).pop(getattr(test, "_testMethodName", ""), None)
+            if self.seen and self.said in ("PASSED", "XPASS"):
+                guard.accuse("a test that failed is said to pass")
+            names = [test.id()]
+            if with_docs and test.shortDescription():
+                names.append(test.shortDescription())
+            for name in names:
+                write({"id": name, "status": self.said or "ERROR"})
+
+        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+            """Take a part of a test for the test."""
+            super().addSubTest(test, subtest, err)
+            if err is not None:
+                self.said = "FAILED"
+
+    for name, status in (
+        ("addSuccess", "PASSED"),
+        ("addFailure", "FAILED"),
+        ("addError", "ERROR"),
+        ("addSkip", "SKIPPED"),
+        ("addExpectedFailure", "XFAIL"),
+        ("addUnexpectedSuccess", "XPASS"),
+    ):
+        setattr(Result, name, says(Result, write, name, status))
+    return Result
+
+
+def says(result: Any, write: Any, name: str, status: str) -> Any:
+    """Return a result's method ``name``, which notes a status."""
+
+    def add(self: Any, test: Any, *rest: Any) -> None:
+        getattr(super(result, self), name)(test, *rest)
+        if hasattr(self, "said") and (not self.said or status in ("FAILED", "ERROR")):
+            self.said = status
+        if not hasattr(test, "_testMethodName"):  # of a class or module as a whole
+            write({"id": test.id(), "status": status})
+
+    return add
+
+
+def observed(method: Any, seen: list[Any]) -> Any:
+    """Return a test's method that notes whether it failed."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except BaseException:
+            seen.append(True)
+            raise
+
+    return call
+
+
+def run_unittest(write: Any, guard: Any, sources: list[str]) -> int:
+    """Run the modules, classes or tests that the arguments name."""
+    import unittest
+
+    result = prepared_unittest(write, guard, with_docs=False)
+    look_in(sources)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(sys.argv[1:])
+    guard.compare()
+    done = unittest.TextTestRunner(verbosity=2, resultclass=result).run(suite)
+    return 0 if done.wasSuccessful() else 1
+
+
+def prepared_unittest(write: Any, guard: Any, *, with_docs: bool) -> Any:
+    """Load and watch unittest; return the class of results."""
+    import unittest
+    import unittest.async_case
+    import unittest.loader
+    import unittest.mock
+    import unittest.runner
+
+    case: Any = unittest.TestCase
+    function = case._getAssertEqualityFunc
+
+    def chosen(self: Any, first: Any, second: Any) -> Any:
+        guard.expect_honest(first, second)
+        return function(self, first, second)
+
+    case._getAssertEqualityFunc = chosen
+    result = unittest_result(write, guard, with_docs=with_docs)
+    unittest.TextTestRunner.resultclass = result
+    guard.watch()
+    return result
+
+
+def run_django(write: Any, guard: Any, sources: list[str]) -> int:
+    """Run the project's program that sets its tests up, with results of our own."""
+    import runpy
+
+    os.environ["DJANGO_TEST_PROCESSES"] = "1"  # all tests in this process
+    prepared_unittest(write, guard, with_docs=True)
+    program = os.path.abspath(sys.argv[1])
+    sys.argv = [program, *sys.argv[2:]]
+    look_in([os.path.dirname(program), *sources])
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as ended:
+        return int(bool(ended.code))
+    return 0
+
+
+def run_sympy(write: Any, guard: Any, sources: list[str]) -> int:
+    """Run each function ``test_*`` of the files as sympy's runner does without its cache."""
+    os.environ.setdefault("SYMPY_USE_CACHE", "no")
+    guard.watch()
+    look_in(sources)
+    failed = False
+    for path in [word for word in sys.argv[1:] if word.endswith(".py")]:
+        with open(path, encoding="utf-8") as file:
+            source = file.read()
+        scope: dict[str, Any] = {"__name__": "__rollart_test__", "__file__": os.path.abspath(path)}
+        tree = guard.guarded(ast.parse(source, path))
+        code = guard.known(compile(tree, os.path.abspath(path), "exec", dont_inherit=True))
+        exec(code, scope)
+        for name, test in list(scope.items()):
+            is_slow = getattr(test, "_slow", False)
+            if name.startswith("test_") and inspect.isfunction(test) and not is_slow:
+                status = sympy_status(guard, test)
+                failed = failed or status in ("FAILED", "ERROR")
+                write({"id": name, "status": status})
+    return int(failed)
+
+
+def sympy_status(guard: Any, test: Callable[[], Any]) -> str:
+    """Run a test of sympy's; return what became of it."""
+    guard.compare()
+    guard.expect_own(test)
+    status = "PASSED"
+    try:
+        found: Any = test()
+        pairs: Any = found if inspect.isgenerator(found) else ()
+        for item in pairs:
+            item[0](*item[1:])
+    except AssertionError:
+        status = "FAILED"
+    except Exception as error:
+        known = {"Skipped": "SKIPPED", "XFail": "XFAIL", "XPass": "XPASS"}
+        status = known.get(type(error).__name__, "ERROR")
+    guard.expect_own(test)
+    guard.compare()
+    return status
+
+
+def look_in(folders: list[str]) -> None:
+    """Import from these folders from now on; the present one first, as ``python -m pytest`` has it.
+
+    Isolated Pythons have no folder of the program's own at the beginning.
+    """
+    isolated = bool(sys.flags.isolated)
+    sys.path[: 0 if isolated else 1] = [os.getcwd(), *folders]
