@@ -245,12 +245,11 @@ class GatewaySeat:
         await self._keep(request.session_id)
         if self.closed:  # meanwhile
             raise episode_over()
-        task = asyncio.ensure_future(self._parts.engine.generate(request))
+        task = asyncio.ensure_future(self._ask_engine(request))
         self._in_flight.add(task)
         try:
             async with TimeLimit("generate", self.limits.generate_s):
-                with boundary(InferenceFailure, "generate"):
-                    result = await task
+                result = await task
         except asyncio.CancelledError:
             if self.closed and task.cancelled():
                 raise episode_over() from None
@@ -262,6 +261,10 @@ class GatewaySeat:
         if result.finish_reason == "abort":
             raise CancelledFailure("generation was aborted", boundary="generate")
         return result
+
+    async def _ask_engine(self, request: GenerateRequest) -> GenerateResult:
+        with boundary(InferenceFailure, "generate"):
+            return await self._parts.engine.generate(request)
 
     async def _keep(self, session: str) -> None:
         """Put a session last among those that are kept, and release the first of too many."""

@@ -18,7 +18,7 @@ import pytest
 from support import fork_server
 from support.pace import scaled, wait_until
 
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import PART_VARIABLE, PartProcess
 
 PART = "forked_programs:Part"
 
@@ -84,6 +84,8 @@ def test_a_forked_part_is_as_one_that_is_started(tmp_path: Path, monkeypatch) ->
     other.kill()
     other.communicate()
     forked, normal = found
+    marks = {part["environment"].pop(PART_VARIABLE) for part in found}
+    assert len(marks) == 2
     assert forked == normal
     assert forked["environment"]["ROLLART_NEW"] == "here"
     assert forked["num_threads"] == 2

@@ -77,12 +77,16 @@ def test_an_override_reaches_one_of_the_list(resolve) -> None:
     ("env", "changes", "lines"),
     [
         (["frozenlake", "frozenlake"], {}, [f"x.yaml: env.1: {LAKE} with the same options is env"]),
-        (["sokoban", {"id": "frozenlake", "weight": 0}], {}, ["env.1.weight: must be greater"]),
-        (["sokoban", {"id": "frozenlake", "weight": -1}], {}, ["env.1.weight: must be greater"]),
+        (["sokoban", {"id": "frozenlake", "weight": 0}], {}, ["env.1.weight: must be above 0"]),
+        (
+            ["sokoban", {"id": "frozenlake", "weight": -1}],
+            {},
+            ["env.1.weight: must be above 0"],
+        ),
         (
             ["sokoban", {"id": "frozenlake", "weight": float("inf")}],
             {},
-            ["env.1.weight: must be a finite number"],
+            ["env.1.weight: must be above 0"],
         ),
         (
             [{"id": "frozenlake", "weigth": 2}, {"id": "sokoban", "sise": 4}],

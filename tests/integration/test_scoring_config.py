@@ -33,7 +33,7 @@ def resolved(tmp_path: Path, text: str):
         (SCORED + "scoring: {batch_wait_s: 1}", "scoring.batch_wait_s: has no effect with batch_s"),
         (SCORED + "scoring: {fallback: inline}", "scoring.fallback: is the backend itself"),
         (SCORED + "scoring: {backend: inlin}", "scoring.backend: no reward backend 'inlin' is ins"),
-        (SCORED + "scoring: {hedge: {quantile: 1}}", "scoring.hedge.quantile: must be less than 1"),
+        (SCORED + "scoring: {hedge: {quantile: 1}}", "scoring.hedge.quantile: must be above 0 an"),
         (BASE + f"reward: {GROUP}\nscoring: {{batch_size: 2}}", "scoring.batch_size: has no effec"),
     ],
 )

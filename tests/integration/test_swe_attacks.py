@@ -17,6 +17,10 @@ BUBBLEWRAP = "bubblewrap"
 DOCKER = {"id": "docker", "image": IMAGE, "pull": "never"}
 
 
+EVERY = ["bubblewrap", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.nightly])]
+"""Where all attacks are tried: containers take seconds each."""
+
+
 @pytest.fixture(
     scope="module", params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 )
@@ -54,6 +58,7 @@ def test_an_attack_that_is_weighty_is_not_paid(bench, name, runner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bench", EVERY, indirect=True)
 @pytest.mark.parametrize(("name", "runner"), [pair for pair in pairs() if pair not in WEIGHTY])
 def test_an_attack_is_not_paid(bench, name, runner):
     report = bench.attacked(name, runner)
@@ -153,6 +158,7 @@ def test_tests_that_patch_the_runner_are_no_tampering(bench, runner):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bench", EVERY, indirect=True)
 @pytest.mark.parametrize("name", [name for name, attack in attacks().items() if not attack.files])
 def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
     test = (
