@@ -54,8 +54,8 @@ class WarmStart(Section):
     """Tasks of a check."""
     check_split: Name = "warm"
     """Split of the checks, so that neither training nor test tasks choose when to stop."""
-    max_wall_s: Seconds = 300.0
-    """Most seconds."""
+    max_wall_s: Seconds | None = None
+    """Most seconds; none: ``max_train_steps`` is the only limit, on machines of any speed."""
 
 
 class EngineClass(Section):

@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from rollart_core.config import WarmStart
 from rollart_core.config_model import ModelPath, NewModel
 from rollart_core.config_runtime import RayRuntime
 from rollart_core.engine.attempts import Attempts
@@ -273,13 +274,14 @@ class _Launch:
 
         def progress(line: Mapping[str, float]) -> None:
             fraction = line["train_step"] / config.max_train_steps
-            self._observer.progress(max(fraction, line["wall_s"] / config.max_wall_s), line)
+            of_time = line["wall_s"] / config.max_wall_s if config.max_wall_s else 0.0
+            self._observer.progress(max(fraction, of_time), line)
 
         take = await runtime.start_demonstrator(model_path, tasks)
         self._warm = await warm_start(config, WarmStartParts(take, trainer, check, progress))
         await runtime.stop_demonstrator()
         if not self._warm.reached:
-            self._observer.message(_fell_short(self._warm, config.until_success))
+            self._observer.message(_fell_short(self._warm, config))
 
     async def _sample(self, version: int, ticket: Ticket) -> Trajectory:
         return await self._attempt(version, None, ticket)
@@ -420,11 +422,13 @@ def _said(result: EvaluationResult) -> str:
     return f"{success} score {result.score.mean:.3f}"
 
 
-def _fell_short(result: WarmStartResult, wanted: float) -> str:
+def _fell_short(result: WarmStartResult, config: WarmStart) -> str:
     came = "without a check (its loss stayed too high to be worth one)"
     if not math.isnan(result.success):
         came = f"at {result.success:.0%} sampled success"
+    key = "max_train_steps" if result.train_steps == config.max_train_steps else "max_wall_s"
     return (
-        f"The warm start ended {came}, below warm_start.until_success ({wanted:.0%}); "
-        "going on with RL."
+        f"The warm start ended {came} after {result.train_steps} train steps, below "
+        f"warm_start.until_success ({config.until_success:.0%}); going on with RL. To go further "
+        f"raise warm_start.{key}."
     )

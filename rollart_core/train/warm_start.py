@@ -72,7 +72,7 @@ async def warm_start(config: WarmStart, parts: WarmStartParts) -> WarmStartResul
             if anyway or (due and _promising(loss, samples, config.until_success)):
                 success = await parts.check(step)
             parts.progress({"train_step": step, "loss": loss, "success": success, "wall_s": wall_s})
-            if success >= config.until_success or wall_s > config.max_wall_s:
+            if success >= config.until_success or wall_s > (config.max_wall_s or math.inf):
                 break
     finally:
         upcoming.cancel()

@@ -1,4 +1,6 @@
 import asyncio
+import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +48,14 @@ def test_it_ends_when_enough_succeed():
 )
 def test_it_checks_where_the_loss_lets_some_succeed(loss, tokens, checks):
     assert len(warmed(loss, tokens)[1]) == checks
+
+
+@pytest.mark.parametrize(("limits", "steps"), [({}, 15), ({"max_wall_s": 3000}, 4)])
+def test_time_ends_it_only_where_the_config_says_so(monkeypatch, limits, steps):
+    clock = itertools.count(0, 1000)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    result, _ = warmed(3.0, [9], **limits)
+    assert (result.train_steps, result.reached) == (steps, False)
 
 
 def test_now_and_then_it_checks_whatever_the_loss_says():
