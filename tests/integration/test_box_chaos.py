@@ -184,10 +184,12 @@ def check(wall: str, scratch: Path, num_batches: int, kill_at: list[int]) -> Non
     killer = Killer(scratch.parent, list(kill_at))
     words = tokenizer(scratch.parent / "model")
     trainer = asyncio.run(episodes(wall, killer, words, num_batches))
-    assert len(killer.parts) == 1 + len(kill_at)
+    # What was on both workers that were killed runs in processes of its own from then on.
+    assert len(killer.parts) >= 1 + len(kill_at)
     # What was dispatched ended, in a failure with a type or well; no ticket was lost or done twice.
-    killed = [t for t in killer.failed if t.failure.kind.value == "environment"]
-    assert killed
+    kinds = ("infrastructure", "collateral")
+    killed = [t for t in killer.failed if t.failure.kind.value in kinds]
+    assert sum(t.failure.kind.value == "infrastructure" for t in killed) == len(kill_at)
     assert all("the env process is gone" in t.failure.message for t in killed)
     # On a busy machine a box may take too long to start: that is retried, too.
     others = [t.failure for t in killer.failed if t not in killed]

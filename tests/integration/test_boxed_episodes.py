@@ -14,7 +14,7 @@ from sandbox_walls import HELD, IN_DOCKER, missing
 
 from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
 from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
-from rollart_core.errors import EnvironmentFailure
+from rollart_core.errors import CollateralFailure, WorkerLost
 from rollart_core.rollout.env_episode import PhaseTimeouts, Worker
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
@@ -95,9 +95,7 @@ class Episodes:
             try:
                 await self._episode(pool, number)
                 self.done.append(number)
-            except EnvironmentFailure as e:
-                if "the env process is gone" not in str(e):
-                    raise
+            except (WorkerLost, CollateralFailure):
                 self._tickets.append(number)
                 self.num_retried += 1
 

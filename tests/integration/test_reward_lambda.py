@@ -55,7 +55,7 @@ async def failure(made: LambdaBackend, *requests: RewardRequest) -> BackendFailu
         ("odd_lambda.raises", "the function failed: LookupError: nobody home"),
         ("odd_lambda.ends", "Runtime.ExitError: .* exit status 7"),
         ("odd_lambda.sleeps", r"Task timed out after 3\.00 seconds"),
-        ("odd_lambda.babbles", "of the wrong shape: version None, not 1"),
+        ("odd_lambda.babbles", "of the wrong shape: version None, not 2"),
         ("odd_lambda.missing", "Runtime.HandlerNotFound"),
         ("no_such_module.handler", "Runtime.ImportModuleError"),
     ],

@@ -201,10 +201,10 @@ def test_requests_wait_for_a_paused_server_and_are_aborted_without_it(url, model
             waiting = asyncio.create_task(engine.generate(request(30, 4)))
             for _ in range(20):
                 await asyncio.sleep(0.01)
-                # What the server still holds afterwards cannot have ended before.
+                # What the server still holds afterwards cannot have ended before; those that were
+                # on their way when it paused may be among them, the one that waits is not.
                 num_open = sum(not turn.done() for turn in turns)
-                num_now = (await engine.stats()).num_running
-                assert num_now <= min(num_held, num_open)
+                assert (await engine.stats()).num_running <= num_open
                 assert not waiting.done()
             await engine.abort([request(20 + i).request_id for i in range(6)])
             ended = [(await turn).finish_reason for turn in turns]
