@@ -50,7 +50,7 @@ def _check() -> str:
 
     counts = _Counts()
     os.environ[UNDER_WAY] = "1"
-    os.environ.pop("PYTEST_ADDOPTS", None)  # of whoever runs the check
+    os.environ.pop("PYTEST_ADDOPTS", None)  # those of the shell that the check was started in
     code = pytest.main(["-q", "-p", "no:cacheprovider", *_where(Path.cwd())], plugins=[counts])
     expect(not counts.failed, f"{len(counts.failed)} failed: {'; '.join(counts.failed[:2])}")
     if code == pytest.ExitCode.NO_TESTS_COLLECTED or (code == 0 and not counts.num_passed):
