@@ -86,5 +86,5 @@ class Checkpoint(Section):
     """How many of the newest are kept, besides the best."""
     keep_best: ValidationMetric | None = None
     """The trained model is that of the best validation by this metric (of equal ones the
-    earliest), and its checkpoint is kept; needs ``evaluation.every_batches``. None: the trained
+    latest), and its checkpoint is kept; needs ``evaluation.every_batches``. None: the trained
     model is the last one."""

@@ -101,10 +101,10 @@ class Validations:
 
     @property
     def best(self) -> Validation | None:
-        """The best one; of equal ones the earliest."""
+        """The best one; of equal ones the latest, which was trained longer."""
         left = (v for v in self._all if v.policy_version not in self._left_out)
         measured = [v for v in left if not math.isnan(self._value(v))]
-        return max(measured, key=self._value, default=None)
+        return max(measured, key=lambda v: (self._value(v), v.policy_version), default=None)
 
     @property
     def last(self) -> Validation | None:

@@ -148,7 +148,7 @@ BROUGHT = [("load", 1), ("publish", 1), ("engines", 1), ("export_hf", 1)]
 
 def test_the_trained_model_is_that_of_the_best_validation(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    model = ended(run, 0.2, 0.8, 0.8, 0.3)
+    model = ended(run, 0.2, 0.8, 0.7, 0.3)
     assert run.trainer.log == BROUGHT
     facts = model.facts()
     assert facts["model_policy_version"] == facts["best"]["policy_version"] == 1

@@ -34,10 +34,10 @@ def best_version(found: Validations) -> int | None:
     return found.best.policy_version if found.best else None
 
 
-def test_the_best_is_the_earliest_of_equal_ones() -> None:
+def test_the_best_is_the_latest_of_equal_ones() -> None:
     found = validations(3, 12, 12, 8)
-    assert best_version(found) == 10
-    assert [v.is_best for v in found.all] == [True, True, False, False]
+    assert best_version(found) == 20
+    assert [v.is_best for v in found.all] == [True, True, True, False]
     assert found.last is not None
     assert found.last.policy_version == 30
 
