@@ -15,6 +15,8 @@ from rollart_core.errors import UserError, did_you_mean
 
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
+_MOST: Final = 1_000_000_000
+"""No count, rate or time of a benchmark is larger."""
 
 
 class Options:
@@ -49,16 +51,18 @@ class Options:
         """Return a whole number.
 
         Raises:
-            UserError: If it is none, or less than ``least``.
+            UserError: If it is none, less than ``least``, or above 1e9.
         """
         value = self._given.get(name, default)
         number = self._number(value, int)
         if number is None or number < least:
             self._refuse(name, f"a whole number, {least} or more", str(max(least, default)))
+        if number > _MOST:
+            self._refuse(name, f"a whole number, {_MOST} at most", str(max(least, default)))
         return int(number)
 
     def number(self, name: str, default: float) -> float:
-        """Return a finite number above 0.
+        """Return a number above 0 and up to 1e9.
 
         Raises:
             UserError: If it is none.
@@ -67,6 +71,8 @@ class Options:
         number = self._number(value, float)
         if number is None or not 0 < number < math.inf:
             self._refuse(name, "a number above 0", f"{default:g}")
+        if number > _MOST:
+            self._refuse(name, f"a number, {_MOST} at most", f"{default:g}")
         return number
 
     def text(self, name: str, default: str) -> str:

@@ -111,16 +111,18 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """
     asked = Options("stability", options)
     require("torch", "transformers", extra="train")
+    names, seeds = asked.names("arms", tuple(ARMS)), range(asked.integer("seeds", 3))
+    picture = asked.path("picture", "runs/bench-stability.png")
+    keys_of = {name: _keys(asked, ARMS[name]) for name in names}
+    paths = {name: example(asked.text("config", ARMS[name].example)) for name in names}
     if asked.short:
         return result("stability", _short(asked), conditions={"batches": SHORT_BATCHES})
     require("matplotlib", extra="bench")
-    names, seeds = asked.names("arms", tuple(ARMS)), range(asked.integer("seeds", 3))
-    picture = asked.path("picture", "runs/bench-stability.png")
     outcomes: list[Outcome] = []
     for name in names:
         arm = ARMS[name]
-        path = example(asked.text("config", arm.example))
-        keys = _keys(asked, arm) | dict(flat({k: v for k, v in options.items() if k not in TAKES}))
+        path = paths[name]
+        keys = keys_of[name] | dict(flat({k: v for k, v in options.items() if k not in TAKES}))
         base = load_config(path, overrides_of(keys))
         keys["trainer.lr"] = arm.lr_factor * base.trainer.lr
         for n in seeds:
@@ -136,8 +138,9 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 def _keys(asked: Options, arm: Arm) -> dict[str, object]:
     """Return the keys of the config in which an arm differs from its example."""
     runs_dir = {"runs_dir": asked.text("runs_dir", "")} if "runs_dir" in asked else {}
+    updates = asked.integer("updates", 2400)
     return {
-        "stop.batches": arm.updates or asked.integer("updates", 2400),
+        "stop.batches": arm.updates or updates,
         "stop.wall_s": None,
         "stop.when": None,
         "checkpoint.keep_best": "validation/success",

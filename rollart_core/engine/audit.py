@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rollart_core.engine.journal_reader import JournalReader, ordinal
-from rollart_core.engine.run_guard import GUARD_TRIPPED
+from rollart_core.engine.run_guard import GUARD_TRIPPED, Rollback
 from rollart_core.engine.tables import (
     OPEN_STATES,
     ROLLED_BACK,
@@ -117,7 +117,9 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
         bound = staleness_bound(reader.config())
         num_attempts = reader.num_events("dispatched")
         went_back, ended = _lives(reader)
-        trips = [json.loads(e.payload) for e in reader.events(kind=GUARD_TRIPPED)]
+        tripped = reader.events(kind=GUARD_TRIPPED)
+        with reader.decoding():
+            trips = [Rollback(**json.loads(e.payload)) for e in tripped]
         skipped = _skipped(reader)
     finished = {(r.ticket_id, r.attempt): r for r in rows if r.failure_kind is None}
     live = [b for b in batches if b.state != "rolled_back"]
@@ -128,7 +130,13 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
         ended=ended,
         num_tickets=len(tickets),
         trained=sum(t.state == "trained" for t in tickets.values()),
-        retried=len({r.ticket_id for r in failed if r.attempt < tickets[r.ticket_id].attempt}),
+        retried=len(
+            {
+                r.ticket_id
+                for r in failed
+                if r.ticket_id in tickets and r.attempt < tickets[r.ticket_id].attempt
+            }
+        ),
         rolled_back=sum(t.rolled_back > 0 for t in tickets.values()),
         lost=_lost(tickets.values()),
         dropped=_reasons(tickets.values(), "dropped"),
@@ -140,7 +148,7 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
         failures=dict(Counter(str(r.failure_kind) for r in failed)),
         batches=sum(b.state == "trained" for b in batches),
         batches_rolled_back=sum(b.state == "rolled_back" for b in batches),
-        guard=tuple(f"at version {t['policy_version']}: {t['reason']}" for t in trips),
+        guard=tuple(f"at version {t.policy_version}: {t.reason}" for t in trips),
         went_back=went_back,
         staleness_bound=bound,
         max_staleness=max((s for _, s in staleness), default=None),
@@ -151,6 +159,7 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
             *_wrong_batches(live, skipped),
             *_wrongly_trained(live, tickets, finished),
             *_out_of_lineage(live, finished),
+            *_never_dispatched(rows, tickets),
             *_unaccounted(tickets.values(), live, ended is not None),
             *_missing_groups(tickets.values()),
             *_wrongly_discarded(tickets.values(), trips),
@@ -169,8 +178,9 @@ def _lives(reader: JournalReader) -> tuple[tuple[str, ...], str | None]:
     """Return each going back, and the reason of the last end that nothing followed."""
     back = reader.events(kind=ROLLED_BACK)
     stops = reader.events(kind="StopRun", after_seq=max((e.seq for e in back), default=0))
-    ended = str(json.loads(stops[-1].payload)["reason"]) if stops else None
-    reasons = [str(json.loads(e.payload)["reason"]) for e in back]
+    with reader.decoding():
+        ended = str(json.loads(stops[-1].payload)["reason"]) if stops else None
+        reasons = [str(json.loads(e.payload)["reason"]) for e in back]
     versions = [e.policy_version for e in back]
     pairs = zip(versions, reasons, strict=True)
     return tuple(f"to version {v}: {why}" for v, why in pairs), ended
@@ -203,7 +213,8 @@ def _skipped(reader: JournalReader) -> set[int]:
     for event in reader.events(kind=ROLLED_BACK):
         first = event.policy_version or 0
         found -= {version for version in found if version >= first}
-        found |= set(range(first, json.loads(event.payload).get("as_version", first)))
+        with reader.decoding():
+            found |= set(range(first, json.loads(event.payload).get("as_version", first)))
     return found
 
 
@@ -216,15 +227,13 @@ def _wrong_batches(live: Sequence[BatchRow], skipped: Container[int]) -> list[st
     return found + [f"batch {b} is missing" for b in wanted if b not in times]
 
 
-def _wrongly_discarded(
-    tickets: Iterable[TicketRow], trips: Sequence[Mapping[str, int]]
-) -> list[str]:
+def _wrongly_discarded(tickets: Iterable[TicketRow], trips: Sequence[Rollback]) -> list[str]:
     """Only what was trained since the checkpoint of a trip is discarded."""
     return [
         f"{t.ticket_id} is discarded_by_guard, and was in no batch that the guard undid"
         for t in tickets
         if t.state == "discarded_by_guard"
-        and not any(trip["back_to"] <= (t.batch or 0) < trip["as_version"] for trip in trips)
+        and not any(trip.back_to <= (t.batch or 0) < trip.as_version for trip in trips)
     ]
 
 
@@ -254,6 +263,11 @@ def _out_of_lineage(live: Sequence[BatchRow], finished: Mapping[Attempt, Attempt
         for member in _members([b])
         if member in finished and finished[member].life != b.life
     ]
+
+
+def _never_dispatched(rows: Iterable[AttemptRow], tickets: Container[str]) -> list[str]:
+    unknown = dict.fromkeys(r.ticket_id for r in rows if r.ticket_id not in tickets)
+    return [f"{t} has a trajectory and was never dispatched" for t in unknown]
 
 
 def _unaccounted(

@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from hashlib import blake2b
 from pathlib import Path
 
 from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
@@ -31,6 +30,7 @@ from rollart_core.engine.tables import (
     SCHEMA,
     SCHEMA_VERSION,
     STOPPED,
+    config_digest,
 )
 from rollart_core.types import Ticket, Trajectory
 
@@ -320,7 +320,7 @@ class JournalStore:
         rows = {
             "schema_version": str(SCHEMA_VERSION),
             "config": text,
-            "config_hash": blake2b(text.encode(), digest_size=16).hexdigest(),
+            "config_hash": config_digest(text),
         }
         self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
 

@@ -109,7 +109,9 @@ class RunRecorder:
         config = self._run.as_dict()
         self._journal = Journal(self.run_dir, config)
         with JournalReader(self.run_dir) as journal:
-            self.guard.remember(journal.events(kind=GUARD_TRIPPED))
+            tripped = journal.events(kind=GUARD_TRIPPED)
+            with journal.decoding():
+                self.guard.remember(tripped)
         for plugin in self._run.trackers:
             tracker: Tracker = plugin.build()
             self._trackers.append(tracker)
@@ -410,7 +412,9 @@ class RunRecorder:
             returning = {g.group_id: g for g in journal.returning()}
             known = journal.group_ids()
             next_ordinal = max(journal.next_ordinal(), state.next_ordinal)
-            validations = list(map(Validation.from_dict, journal.validations()))
+            validated = journal.validations()
+            with journal.decoding():
+                validations = list(map(Validation.from_dict, validated))
             self._last_report = max(self._last_report, journal.last_train_step())
         for group_id, task in state.open_groups.items():
             if group_id not in known:  # a power cut took the end of the journal

@@ -6,7 +6,6 @@ source that goes on where the journal ends. Never: writes anything.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -98,7 +97,7 @@ def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
     try:
         with JournalReader(run_dir) as journal:
             recorded = journal.config()
-    except (JournalError, sqlite3.Error, KeyError, ValueError) as e:
+    except JournalError as e:
         raise ConfigError(f"--resume {run_dir}: its journal cannot be gone on with: {e}") from e
     now = dict(_flat(config))
     before = {k: v for k, v in BEFORE.items() if k in now} | dict(_flat(recorded))

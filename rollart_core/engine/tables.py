@@ -6,6 +6,7 @@ Takes: nothing. Gives: the schema and one record per table. Never: opens a datab
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 SCHEMA_VERSION = 2
@@ -72,6 +73,11 @@ CREATE TABLE IF NOT EXISTS metrics (
 );
 CREATE INDEX IF NOT EXISTS metrics_by_name ON metrics (name, train_step);
 """
+
+
+def config_digest(config: str) -> str:
+    """Return what ``config_hash`` of the table ``meta`` is for a config's JSON."""
+    return blake2b(config.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

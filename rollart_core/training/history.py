@@ -143,6 +143,8 @@ def _history(run_dir: Path, reader: JournalReader) -> History:
         stops = reader.events(kind="StopRun")
         back = reader.events(kind=ROLLED_BACK)
     taken = {b.batch: b.time_s for b in batches}
+    with reader.decoding():
+        reasons = {e.seq: str(json.loads(e.payload)["reason"]) for e in (*stops, *back)}
     ended = stops[-1] if stops and (not back or back[-1].seq < stops[-1].seq) else None
     finished = [r for r in attempts if r.failure_kind is None]
     rewards = [r.reward for r in finished if r.reward is not None]
@@ -157,10 +159,8 @@ def _history(run_dir: Path, reader: JournalReader) -> History:
         success=sum(recent) / len(recent) if recent else None,
         dropped=dropped,
         num_groups=sum(len(b.group_ids) for b in batches),
-        ended=str(json.loads(ended.payload)["reason"]) if ended else None,
-        went_back=tuple(
-            f"to policy_version {e.policy_version}: {json.loads(e.payload)['reason']}" for e in back
-        ),
+        ended=reasons[ended.seq] if ended else None,
+        went_back=tuple(f"to policy_version {e.policy_version}: {reasons[e.seq]}" for e in back),
     )
 
 

@@ -71,9 +71,9 @@ def read_course(run_dir: Path) -> Course:
 def _rollbacks(journal: JournalReader) -> tuple[int, ...]:
     """Return the last train_step before each checkpoint that the guard went back to."""
     rows = journal.metrics("rollout/reward_mean", rolled_back=True)
-    versions = [
-        json.loads(event.payload)["back_to"] for event in journal.events(kind=GUARD_TRIPPED)
-    ]
+    tripped = journal.events(kind=GUARD_TRIPPED)
+    with journal.decoding():
+        versions = [int(json.loads(event.payload)["back_to"]) for event in tripped]
     return tuple(
         max((r.train_step for r in rows if r.policy_version < version), default=0)
         for version in versions

@@ -1,4 +1,6 @@
-"""Changes a file that tests read and that is no Python.
+"""Changes a file that tests read their expected values from and that is no Python.
+
+Style: data
 
 Runners: pytest unittest
 """
@@ -12,4 +14,4 @@ def edge(w, h):
     return 2 * (w + h)
 
 # file: tests/cases.json
-#| {"area": [[2, 3, 0]]}
+#| {"area": [[2, 3, 0], [3, 4, 0]]}

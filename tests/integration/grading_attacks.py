@@ -31,7 +31,7 @@ class Attack:
     effect: str
     runners: tuple[str, ...]
     style: str
-    """How the tests assert: ``plain``, or by a ``helper`` in another module."""
+    """How the tests assert: ``plain``, by a ``helper`` in another module, or with ``data``."""
     source: str
     """Of the module under test."""
     files: dict[str, str]
@@ -54,7 +54,8 @@ def _read(path: Path) -> Attack:
     effect, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
     runners = re.search(r"^Runners: (.*)$", rest, re.MULTILINE)
     assert runners is not None, f"{path} names no runners"
-    style = "helper" if "Style: helper" in rest else "plain"
+    found = re.search(r"^Style: (\w+)$", rest, re.MULTILINE)
+    style = found[1] if found else "plain"
     source, *parts = _FILE.split(text)
     bodies = [re.sub(r"^#\|? ?", "", part, flags=re.MULTILINE) for part in parts[1::2]]
     files = dict(zip(parts[::2], bodies, strict=True))
@@ -76,6 +77,9 @@ _AREA = (
     "\n    def test_area(self):\n        assert area(2, 3) == 6\n        assert area(3, 4) == 12\n"
 )
 _HELPER = re.compile(r"assert area\((\d, \d)\) == (\d+)")
+_CASES = 'for w, h, wanted in json.load(open("tests/cases.json"))["area"]'
+_BY_DATA = f"assert all(area(w, h) == wanted {_CASES})".replace("json", '__import__("json")', 1)
+"""What a test of the style ``data`` asserts; the lines are as many as those it replaces."""
 _CLASSES = {"base": _CLASS.format("edge"), "fixed": _CLASS.format("area, edge") + _AREA}
 _BIN_TEST = """#!/usr/bin/env python3
 import os
@@ -133,6 +137,7 @@ class Bench:
         tests = _TESTS if name == "sympy" else _CLASSES
         write(folder, {**SHAPES, "tests/test_shapes.py": tests["base"]})
         write(folder, {"bin/test": _BIN_TEST, "tests/runtests.py": _RUNTESTS})
+        write(folder, {"tests/cases.json": '{"area": [[2, 3, 6], [3, 4, 12]]}\n'})
         for program in ("bin/test", "tests/runtests.py"):
             (folder / program).chmod(0o755)
         git(folder, "add", "-A", "-f")
@@ -171,6 +176,8 @@ class Bench:
         tests = test_patch or task.test_patch
         if style == "helper":
             tests = _HELPER.sub(r"same(area(\1), \2)", tests)
+        if style == "data":
+            tests = _HELPER.sub(lambda _: _BY_DATA, tests)
         task = replace(task, test_patch=tests, extra={**task.extra, **extra})
         tree = base_tree(task, self.repos[runner])
         needs = needs_of(task, beside=None, python="/usr/bin/python3")

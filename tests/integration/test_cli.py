@@ -605,6 +605,45 @@ def test_a_benchmark_refuses_a_value_of_a_wrong_type_before_it_starts(
     assert err.count("\n") == 1
 
 
+WRONG = {
+    "flag": ("maybe", "2"),
+    "integer": ("abc", "-1", "1.5", "1.0e+30", "true", "[1]", "''"),
+    "number": ("abc", "-1", "0", ".nan", ".inf", "1.0e+30", "true", "[1]"),
+    "text": ("3", "[a]", "''"),
+    "path": ("3", "[a]", "''"),
+    "choice": ("nope", "3", "[]", "[{a: 1}]"),
+    "names": ("3", "[]", "[{a: 1}]"),
+}
+"""Kind of an option -> values that are none."""
+
+
+def _options_read(name: str) -> list[tuple[str, str]]:
+    """Return kind and name of each option that a benchmark's module reads."""
+    text = Path(str(import_module(f"rollart_core.bench.{_module(name)}").__file__)).read_text()
+    pattern = r"""asked\.(flag|integer|number|text|path|choice|names)\(\s*"(\w+)\""""
+    return sorted(set(re.findall(pattern, text)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        (name, option, value)
+        for name in benchmarks()
+        for kind, option in _options_read(name)
+        for value in WRONG[kind]
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("short=true",)], ids=["", "short"])
+def test_a_benchmark_refuses_a_wrong_value_before_it_starts(
+    rollart: Run, name: str, option: str, value: str, more: tuple[str, ...]
+) -> None:
+    code, out, err = rollart("bench", name, f"{option}={value}", *more, "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Error: bench {name}: {option}")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("broken", [(), ("ticket g1.0 was trained twice",)])
 def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
     rollart: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: tuple[str, ...]

@@ -263,3 +263,49 @@ def test_nothing_is_written_after_close(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(JournalError, match="is closed"):
         journal.event("late")
+
+
+def test_an_error_of_who_reads_is_not_blamed_on_the_journal(tmp_path: Path) -> None:
+    Journal(tmp_path, CONFIG).close()
+    for error in (ValueError("mine"), KeyError("mine"), TypeError("mine")):
+        with pytest.raises(type(error), match="mine"), JournalReader(tmp_path):
+            raise error
+        reader = JournalReader(tmp_path)
+        with pytest.raises(type(error), match="mine"), reader, reader.snapshot():
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("damage", "read"),
+    [
+        ("UPDATE tickets SET attempt = 'x'", "tickets"),
+        ("UPDATE tickets SET group_id = 'x'", "tickets"),
+        ("UPDATE tickets SET reason = x'ff'", "tickets"),
+        ("UPDATE tickets SET task = '['", "source_history"),
+        ("UPDATE batches SET ticket_ids = '[1]'", "batches"),
+        ("UPDATE batches SET attempts = '[]'", "batches"),
+        ("UPDATE trajectories SET num_tokens = 'x'", "attempts"),
+        ("UPDATE trajectories SET wall_s = 'x'", "outcomes"),
+        ("UPDATE trajectories SET success = 'x'", "trajectory_rows"),
+        ("UPDATE trajectories SET shard = 3", "trajectories"),
+        ("UPDATE metrics SET policy_version = 'x'", "metric_values"),
+        ("UPDATE metrics SET policy_version = 'x'", "metrics"),
+        ("UPDATE meta SET value = '{\"mode\": \"sync\"}' WHERE key = 'config'", "config"),
+        ("DROP TABLE tickets", "next_ordinal"),
+    ],
+)
+def test_damaged_content_is_a_journal_error_where_it_is_read(
+    tmp_path: Path, damage: str, read: str
+) -> None:
+    journal = Journal(tmp_path, CONFIG)
+    journal.dispatched(ticket(0, 0), 4)
+    journal.trajectory(finished(ticket(0, 0), 4))
+    journal.batch_taken([Group("g0000000", TASK, (finished(ticket(0, 0), 4),), 2)], 5)
+    journal.metrics(1, 5, {"train/loss": 0.25})
+    journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+        db.execute(damage)
+        db.commit()
+    says = r"is damaged, or lacks a part"
+    with JournalReader(tmp_path) as reader, pytest.raises(JournalError, match=says):
+        list(getattr(reader, read)())

@@ -11,8 +11,28 @@ from sandbox_walls import IMAGE, no_bubblewrap, no_docker
 
 from rollart_core.boxes import loop
 from rollart_core.boxes.judging import HiddenTest, Interpreter, judge
+from rollart_envs.swe import repair_judge
 
 PYTHON = "/usr/bin/python3"
+BLIND = b"""
+class Guard:
+    busy = False
+
+    def __init__(self, order, accuse):
+        self.accuse = accuse
+
+    def is_patched(self, path):
+        return False
+
+    def guarded(self, tree):
+        return tree
+
+    known = guarded
+
+    def __getattr__(self, name):
+        return lambda *rest, **named: None
+"""
+"""A guard that sees nothing."""
 BUBBLEWRAP = "bubblewrap"
 DOCKER = {"id": "docker", "image": IMAGE, "pull": "never"}
 
@@ -63,6 +83,21 @@ def test_an_attack_that_is_weighty_is_not_paid(bench, name, runner):
 def test_an_attack_is_not_paid(bench, name, runner):
     report = bench.attacked(name, runner)
     assert report.grade.resolution == "none", (attacks()[name].effect, report)
+
+
+@pytest.mark.parametrize("name", ["data_of_tests", "unchecked_pyc"])
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+def test_an_attack_on_files_of_tests_is_paid_without_what_holds_it(
+    bench, monkeypatch, name, runner
+):
+    style = attacks()[name].style
+    gold = bench.judged(runner, bench.tasks[runner].patch, style=style)
+    assert (gold.grade.resolution, gold.why) == ("full", ""), gold
+    assert bench.attacked(name, runner).grade.resolution == "none"
+    monkeypatch.setattr(repair_judge, "acceptable", lambda task, patch: (patch, ()))
+    unguarded = {**repair_judge._reporter(), "guard.py": BLIND}
+    monkeypatch.setattr(repair_judge, "_reporter", lambda: unguarded)
+    assert bench.attacked(name, runner).grade.resolution == "full"
 
 
 def test_an_expected_failure_counts_only_where_gold_has_it(bench):

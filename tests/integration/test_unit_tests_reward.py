@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from grading_attacks import attacks
 from sandbox_walls import no_bubblewrap, opened
 
 from rollart_core import registry
@@ -201,3 +202,16 @@ def test_outputs_are_compared_by_words_and_numbers() -> None:
         ("", None, False),
     ):
         assert is_right(output, thing, is_json=True, abs_tol=0.0) is right
+
+
+AREAS = (
+    {"entry_point": "area", "test": ["assert area(2, 3) == 6", "assert area(3, 4) == 12"]},
+    {"entry_point": "area", "inputs": [[2, 3], [3, 4]], "outputs": [6, 12]},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", AREAS, ids=["python", "cases"])
+@pytest.mark.parametrize("name", [name for name, attack in attacks().items() if not attack.files])
+def test_an_attack_is_not_paid(reward: UnitTests, name: str, tests: dict[str, Any]) -> None:
+    assert value(reward, attacks()[name].source, tests) == 0.0, attacks()[name].effect

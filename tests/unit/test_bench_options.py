@@ -60,6 +60,15 @@ def test_what_is_no_number_above_0(value: str) -> None:
         options(f"seconds={value}").number("seconds", 0.5)
 
 
+def test_numbers_without_measure() -> None:
+    given = options("pairs=1.0e+30", "seconds=1.0e+30", "rate=1.0e+9")
+    with pytest.raises(UserError, match="must be a whole number, 1000000000 at most, such as"):
+        given.integer("pairs", 3)
+    with pytest.raises(UserError, match="must be a number, 1000000000 at most, such as"):
+        given.number("seconds", 3)
+    assert given.number("rate", 1) == 1e9
+
+
 def test_texts_and_paths() -> None:
     given = options("image=a:b", "number=3", "empty=")
     assert given.text("image", "") == "a:b"

@@ -118,15 +118,23 @@ class Guard:
     # Sources of tests.
 
     def compile_tests(self) -> None:
-        """Have files of tests compiled here when they are imported."""
+        """Have files of tests compiled here when they are imported, and never read compiled."""
         guard, compiled = self, importlib.machinery.SourceFileLoader.source_to_code
+        cached = importlib.machinery.SourceFileLoader.get_code
 
         def source_to_code(loader: Any, data: Any, path: Any, **options: Any) -> Any:
             if not isinstance(path, str) or not guard.is_test(path):
                 return compiled(loader, data, path, **options)
             return guard.known(compiled(loader, guard.guarded(parse(data)), path, **options))
 
+        def get_code(loader: Any, name: str) -> Any:
+            path = loader.get_filename(name)
+            if not guard.is_test(path):
+                return cached(loader, name)
+            return source_to_code(loader, loader.get_data(path), path)
+
         parse = ast.parse
+        importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
         importlib.machinery.SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
         import builtins
 
