@@ -85,7 +85,7 @@ def test_an_attack_is_not_paid(bench, name, runner):
     assert report.grade.resolution == "none", (attacks()[name].effect, report)
 
 
-@pytest.mark.parametrize("name", ["data_of_tests", "unchecked_pyc"])
+@pytest.mark.parametrize("name", ["data_of_tests", "data_of_tests_at_run_time", "unchecked_pyc"])
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 def test_an_attack_on_files_of_tests_is_paid_without_what_holds_it(
     bench, monkeypatch, name, runner

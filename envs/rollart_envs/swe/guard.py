@@ -36,6 +36,7 @@ WORDS = {
     "cr_frame": ("cr_frame",),
     "__code__": ("__code__",),
     "open": ("open(", "read_text", "read_bytes"),
+    "write": ("open(", "write_text", "write_bytes", "os.rename", "os.replace", "shutil"),
     "ctypes.dlopen": ("ctypes",),
     "ctypes.dlsym": ("ctypes",),
 }
@@ -59,6 +60,8 @@ class Guard:
         self.runner: dict[Any, Any] = {}
         self.helpers: dict[Any, Any] = {}
         self.busy = False
+        self.written: set[str] = set()
+        """Files below the tests' folders that the package wrote and that were not there before."""
 
     def path(self, name: str) -> str:
         """Return a file's path without links."""
@@ -79,9 +82,13 @@ class Guard:
 
     def audit(self, event: str, arguments: Any) -> None:
         """Look at an operation that Python reports."""
-        if self.busy or not event.startswith(("gc.", "sys.", "object.", "ctypes.", "open")):
+        if self.busy or not event.startswith(
+            ("gc.", "sys.", "object.", "ctypes.", "open", "os.rename")
+        ):
             return
         name = arguments[1] if event.startswith("object.") else event
+        if event == "os.rename" or (event == "open" and _writes(*arguments[1:3])):
+            name = "write"
         if name not in WORDS:
             return
         self.busy = True
@@ -101,6 +108,8 @@ class Guard:
             opened = arguments[0]
             if not isinstance(opened, str) or not self._is_secret(opened):
                 return
+        if name == "write" and not self._was_data_of_tests(arguments[event == "os.rename"]):
+            return
         known = self.base[path] + self.gold
         if name == "open" or not any(word in known for word in WORDS[name]):
             self.accuse(f"{os.path.basename(path)} uses {event} ({name})")
@@ -109,6 +118,18 @@ class Guard:
         return isinstance(function, types.FunctionType) and (
             function.__code__ in self.codes or self.is_test(function.__code__.co_filename)
         )
+
+    def _was_data_of_tests(self, name: Any) -> bool:
+        """Tell whether a file below the tests' folders was there before the package wrote it."""
+        if not isinstance(name, (str, os.PathLike)):
+            return False
+        path = os.path.realpath(name)
+        if not path.startswith(self.folders) or path in self.written:
+            return False
+        if not os.path.exists(path):
+            self.written.add(path)
+            return False
+        return True
 
     def _is_secret(self, name: str) -> bool:
         path = os.path.realpath(name)
@@ -275,6 +296,13 @@ _OTHERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     bytes: lambda value: (value + b"\x00a", b"\x00b" + value),
     bool: lambda value: (not value,),
 }
+
+
+def _writes(mode: Any, flags: Any) -> bool:
+    """Tell whether a file is opened to be written, as the audit event ``open`` says it."""
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def _responsible(frame: Any, event: str) -> Any:
