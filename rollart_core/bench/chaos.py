@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import yaml
 
@@ -74,7 +74,11 @@ GROUPS_PER_BATCH, GROUP_SIZE = 3, 4
 MOST_STEPS = 1_000_000
 """A run is asked to end long before."""
 GONE_WITHIN_S = 60.0
-KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
+KINDS = {
+    "inline": (*ROLES, CONTROLLER),
+    "ray": (*ROLES, NODE, CONTROLLER),
+    "ray-local": (*ROLES, CONTROLLER),
+}
 """Runtime -> what there is to kill."""
 CONFIG_STEPS, CONFIG_KILLS = 60, 5
 """Defaults with ``config``."""
@@ -119,9 +123,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``short``: one kill of each kind in 6 train_steps or more, and no run in peace;
-            ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline`` or
-            ``ray``), ``kinds`` (all, or names with commas); ``config``: a run config, which then
-            ends after exactly ``steps`` (60), with 5 kills of each kind and no run in peace;
+            ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline``,
+            ``ray``: a cluster of four nodes, or ``ray-local``: one that the run starts), ``kinds``
+            (all, or names with commas); ``config``: a run config, which then ends after exactly
+            ``steps`` (60), with 5 kills of each kind and no run in peace;
             ``limit_s`` (240): most seconds to recover, or to the next moment of a kill;
             ``runs_dir``: where runs are kept; with ``config`` all others are keys of it.
 
@@ -147,17 +152,17 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         kills = asked.integer("kills", 1 if asked.short else 3)
     seed, limit_s = asked.integer("seed", 0, least=0), asked.number("limit_s", LIMIT_S)
     require("torch", "transformers", extra="train")
-    if runtime == "ray":
+    if runtime != "inline":
         require("ray", extra="ray")
     with tempfile.TemporaryDirectory(prefix="rollart-chaos-") as folder:
-        on_ray, kept = runtime == "ray", _kept_in(asked)
+        kept = _kept_in(asked)
         if "config" in asked:
             config, per_step = _from_file(example(asked.text("config", "")), keys, steps)
-            work = _Work(config, per_step, steps, seed, on_ray, limit_s, kept, ends_itself=True)
+            work = _Work(config, per_step, steps, seed, runtime, limit_s, kept, ends_itself=True)
         else:
             model = str(new_model(Path(folder) / "model", MODEL, FakeEnv().corpus(), seed=0))
             per_step = GROUPS_PER_BATCH * GROUP_SIZE
-            work = _Work(_config(model), per_step, steps, seed, on_ray, limit_s, kept)
+            work = _Work(_config(model), per_step, steps, seed, runtime, limit_s, kept)
         peace = None
         if not asked.short and not work.ends_itself:
             peace = _executed(Path(folder) / "p", work, [])
@@ -211,7 +216,7 @@ class _Work:
     steps: int
     """Least; of a run that ends by itself: all."""
     seed: int
-    on_ray: bool
+    runtime: str
     limit_s: float
     runs_dir: Path | None = None
     """Where runs are kept; None: they are not."""
@@ -226,15 +231,16 @@ def _executed(folder: Path, work: _Work, plan: Sequence[Kill]) -> Outcome:
     for path in (runs_dir, temp_dir):
         path.mkdir(parents=True)
     watched = Watched(uuid.uuid4().hex)
-    cluster = LocalCluster(watched.mark, folder / "r") if work.on_ray else None
+    cluster = LocalCluster(watched.mark, folder / "r") if work.runtime == "ray" else None
+    if work.runtime != "inline":
+        config = {**config, "runtime": _on_ray(config)}
     try:
         if cluster is not None:
             cluster.start()
             for name, resources in NODES.items():
                 cluster.add(name, resources)
             cluster.wait_for(*NODES)
-            inline = cast("Mapping[str, int]", config.get("runtime", {}))
-            config = {**config, "runtime": _on_ray(cluster.address, inline)}
+            config = {**config, "runtime": _joining(cluster.address, config)}
         path = folder / "run.yaml"
         path.write_text(yaml.safe_dump({**config, "runs_dir": str(runs_dir)}), encoding="utf-8")
         rng = random.Random(work.seed)
@@ -338,15 +344,23 @@ def _none(case: str, found: int, unit: str) -> dict[str, object]:
     return row(case, found, None, None, unit, mark="0", meets_mark=met, required=True)
 
 
-def _on_ray(address: str, inline: Mapping[str, int]) -> dict[str, object]:
-    """Return the runtime on a cluster that has as many of each part as one of ``inline``."""
-    counts = {
+def _on_ray(config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the runtime on a Ray of this machine, with as many of each part as inline."""
+    inline = cast("Mapping[str, int]", config.get("runtime", {}))
+    return {
+        "kind": "ray",
         "num_engines": inline.get("num_engines", 1),
         "num_trainer_ranks": inline.get("num_trainer_ranks", 1),
         "num_env_workers": inline.get("env_processes", 1),
     }
-    pool = {"name": "machines", "count": sum(counts.values()), "resources": {SLOT: 1}}
-    return {"kind": "ray", "address": address, "pools": [pool], **counts}
+
+
+def _joining(address: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the runtime on a cluster whose nodes have slots."""
+    runtime = config["runtime"]
+    num_parts = sum(count for name, count in runtime.items() if name.startswith("num_"))
+    pool = {"name": "machines", "count": num_parts, "resources": {SLOT: 1}}
+    return {**runtime, "address": address, "pools": [pool]}
 
 
 def _config(model_path: str) -> dict[str, object]:
