@@ -65,7 +65,7 @@ class Guard(Section):
     """The learning rate is multiplied by this each time."""
     watch: Literal["success", "reward"] | None = None
     """What must not fall: the mean success of a batch, or its mean reward; none: success where an
-    environment says it, else reward."""
+    environment says it, else reward. ``success`` is refused where no environment reports it."""
     window: PositiveInt = 8
     """Without validations, a checkpoint counts as good when so many batches after it passed."""
     limits: GuardLimits = GuardLimits()

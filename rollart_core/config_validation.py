@@ -1,18 +1,21 @@
 """What must hold of the keys of a run config that have to do with validation.
 
-Takes: a RunConfig. Gives: problems, each with its fix. Never: imports a plugin; what only a running
-environment knows (whether it says success) is checked at the first validation.
+Takes: a RunConfig, and what its environments say of themselves. Gives: problems, each with its fix.
+Never: imports a plugin. An environment whose spec does not say that it reports no success is found
+out at the first validation, or by the guard at the first batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollart_core.config import RunConfig
 from rollart_core.config_envs import EnvEntry, EnvRun
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.problems import Problem
 
 _SET = "set evaluation.every_batches, such as 50"
+_SUCCESS, _SCORE = "validation/success", "validation/score"
 _ONLY = ("validation_tasks", "validation_split")
 
 
@@ -24,6 +27,34 @@ def validation_problems(config: RunConfig) -> list[Problem]:
     else:
         problems += _overlaps(config)
     return problems
+
+
+def success_problems(config: RunConfig, envs: Sequence[EnvSpec]) -> Iterator[Problem]:
+    """Yield the keys that need success, where no environment of the run reports it.
+
+    Args:
+        config: The config.
+        envs: What its environments say of themselves.
+    """
+    if not envs or any(spec.reports_success for spec in envs):
+        return
+    names = ", ".join(dict.fromkeys(spec.id for spec in envs))
+    verb = "reports" if len(envs) == 1 else "report"
+    why = f'and {names} {verb} no success (info["success"])'
+    watches = config.guard.watch if config.guard else None
+    when = config.stop.when.metric if config.stop.when else None
+    for path, given, instead in (
+        (("guard", "watch"), watches == "success", "reward"),
+        (("checkpoint", "keep_best"), config.checkpoint.keep_best == _SUCCESS, _SCORE),
+        (("stop", "when", "metric"), when == _SUCCESS, _SCORE),
+    ):
+        if given:
+            word = "success" if instead == "reward" else _SUCCESS
+            yield Problem(path, f"{word} is asked for, {why}: set it to {instead}")
+    warm = config.warm_start
+    if warm is not None and "until_success" in warm.model_fields_set:
+        message = f"{warm.until_success:g} is asked for, {why}: remove it, and the warm start ends "
+        yield Problem(("warm_start", "until_success"), f"{message}after warm_start.max_train_steps")
 
 
 def _without_validation(config: RunConfig) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from rollart_core.config_learning import learning_problems
 from rollart_core.config_load import RECORD_KEY, as_error, dump_yaml
 from rollart_core.config_model import NewModel, RemoteModel
 from rollart_core.config_rewards import Scoring, reward_problems, with_effect
+from rollart_core.config_validation import success_problems
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
@@ -394,6 +395,8 @@ def _learning_problems(
 ) -> Iterable[Problem]:
     """Yield what does not go together where the run trains."""
     yield from learning_problems(config, algorithm.spec, [env.spec for env in envs])
+    if len(envs) == (len(config.env) if isinstance(config.env, tuple) else 1):
+        yield from success_problems(config, [env.spec for env in envs])
     if not recorded:
         yield from algorithm_problems(config, config.algorithm.id)
 

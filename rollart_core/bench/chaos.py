@@ -7,8 +7,12 @@ is an event of the run (so many batches trained, so many episodes begun), and th
 it has recovered from the last kill. Its audit must find no ticket lost or trained twice, and
 nothing may be left: no process, no file in shared memory, no temporary file or socket.
 
-Takes: ``runtime``, ``steps``, ``kills``, ``seed``, ``kinds``, ``short``. Gives: rows with seconds
-to recover and seconds a train step. Never: kills anything it did not start.
+With ``config=PATH`` the run is that one instead, with its own limits and concurrency, and it ends
+by itself after ``steps``: `rollart bench chaos config=webshop.yaml kinds=engine`.
+
+Takes: ``runtime``, ``steps``, ``kills``, ``seed``, ``kinds``, ``config``, ``limit_s``,
+``runs_dir``, ``short``. Gives: rows with seconds to recover and seconds a train step. Never: kills
+anything it did not start.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Final
+from typing import Any, Final, cast
 
 import yaml
 
 from rollart_core.bench.chaos_cluster import LocalCluster
 from rollart_core.bench.chaos_run import (
     CONTROLLER,
+    LIMIT_S,
     NODE,
     ROLES,
     AttackedRun,
@@ -36,17 +41,32 @@ from rollart_core.bench.chaos_run import (
     planned,
 )
 from rollart_core.bench.chaos_victims import Watched, files_in
+from rollart_core.bench.learn import example, flat, overrides_of
 from rollart_core.bench.options import Options
 from rollart_core.bench.rows import result, row, tell
 from rollart_core.bench.skip import require
+from rollart_core.config_load import apply_override, load_mapping, read_run_config
 from rollart_core.config_model import NewModel
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.engine.audit import AuditReport, audit
-from rollart_core.errors import RollartError
+from rollart_core.errors import RollartError, UserError, did_you_mean
 from rollart_core.models.new import new_model
+from rollart_core.resolve import resolve_run
 from rollart_core.testing import FakeEnv
 
-TAKES: Final = ("runtime", "steps", "kills", "seed", "kinds", "short")
+TAKES: Final = (
+    "runtime",
+    "steps",
+    "kills",
+    "seed",
+    "kinds",
+    "config",
+    "limit_s",
+    "runs_dir",
+    "short",
+)
+CONFIG: Final = True
+"""With ``config`` every other option is a key of it, and is checked as one."""
 
 MODEL = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
 NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2
@@ -54,8 +74,14 @@ GROUPS_PER_BATCH, GROUP_SIZE = 3, 4
 MOST_STEPS = 1_000_000
 """A run is asked to end long before."""
 GONE_WITHIN_S = 60.0
-KINDS = {"inline": (*ROLES, CONTROLLER), "ray": (*ROLES, NODE, CONTROLLER)}
+KINDS = {
+    "inline": (*ROLES, CONTROLLER),
+    "ray": (*ROLES, NODE, CONTROLLER),
+    "ray-local": (*ROLES, CONTROLLER),
+}
 """Runtime -> what there is to kill."""
+CONFIG_STEPS, CONFIG_KILLS = 60, 5
+"""Defaults with ``config``."""
 SLOT = "slot"
 """Resource of a Ray node that a part takes."""
 NODES = {"a": {SLOT: 3.0}, "b": {SLOT: 3.0}, "c": {SLOT: 3.0}}
@@ -97,8 +123,12 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``short``: one kill of each kind in 6 train_steps or more, and no run in peace;
-            ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline`` or
-            ``ray``), ``kinds`` (all, or names with commas).
+            ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline``,
+            ``ray``: a cluster of four nodes, or ``ray-local``: one that the run starts), ``kinds``
+            (all, or names with commas); ``config``: a run config, which then ends after exactly
+            ``steps`` (60), with 5 kills of each kind and no run in peace;
+            ``limit_s`` (240): most seconds to recover, or to the next moment of a kill;
+            ``runs_dir``: where runs are kept; with ``config`` all others are keys of it.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -108,25 +138,73 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         RollartError: When a run did not come to its end.
     """
     asked = Options("chaos", options)
-    steps = asked.integer("steps", 6 if asked.short else 200)
-    kills = asked.integer("kills", 1 if asked.short else 3)
-    seed = asked.integer("seed", 0, least=0)
     runtime = asked.choice("runtime", tuple(KINDS), "inline")
     kinds = asked.names("kinds", KINDS[runtime])
+    keys = {name: value for name, value in options.items() if name not in TAKES}
+    if "config" in asked:
+        steps, kills = (
+            asked.integer("steps", CONFIG_STEPS),
+            asked.integer("kills", CONFIG_KILLS),
+        )
+    else:
+        _refuse_keys(keys)
+        steps = asked.integer("steps", 6 if asked.short else 200)
+        kills = asked.integer("kills", 1 if asked.short else 3)
+    seed, limit_s = asked.integer("seed", 0, least=0), asked.number("limit_s", LIMIT_S)
     require("torch", "transformers", extra="train")
-    if runtime == "ray":
+    if runtime != "inline":
         require("ray", extra="ray")
     with tempfile.TemporaryDirectory(prefix="rollart-chaos-") as folder:
-        model = str(new_model(Path(folder) / "model", MODEL, FakeEnv().corpus(), seed=0))
-        work = _Work(_config(model), steps, seed, on_ray=runtime == "ray")
+        kept = _kept_in(asked)
+        if "config" in asked:
+            config, per_step = _from_file(example(asked.text("config", "")), keys, steps)
+            work = _Work(config, per_step, steps, seed, runtime, limit_s, kept, ends_itself=True)
+        else:
+            model = str(new_model(Path(folder) / "model", MODEL, FakeEnv().corpus(), seed=0))
+            per_step = GROUPS_PER_BATCH * GROUP_SIZE
+            work = _Work(_config(model), per_step, steps, seed, runtime, limit_s, kept)
         peace = None
-        if not asked.short:
+        if not asked.short and not work.ends_itself:
             peace = _executed(Path(folder) / "p", work, [])
             tell(f"in peace: {peace.num_steps} train_steps in {peace.wall_s:.1f} s")
-        per_step = GROUPS_PER_BATCH * GROUP_SIZE
-        plan = planned(kinds, kills, steps, seed, episodes_per_step=per_step)
+        plan = planned(kinds, kills, steps, seed, episodes_per_step=work.episodes_per_step)
         chaos = _executed(Path(folder) / "c", work, plan)
     return result("chaos", [*_recovery_rows(chaos, kinds, kills), *_rows(chaos, peace, steps)])
+
+
+def _refuse_keys(keys: Mapping[str, object]) -> None:
+    for name in keys:
+        near = did_you_mean(name, TAKES)
+        raise UserError(
+            f"bench chaos has no {name!r}.{near} It takes: {', '.join(TAKES)}, and with "
+            "config=PATH the keys of that config"
+        )
+
+
+def _kept_in(asked: Options) -> Path | None:
+    """Return a new folder for the runs; None: they are not kept."""
+    if "runs_dir" not in asked:
+        return None
+    return asked.path("runs_dir", "").absolute() / f"chaos-{uuid.uuid4().hex[:8]}"
+
+
+def _from_file(
+    path: Path, keys: Mapping[str, object], steps: int
+) -> tuple[Mapping[str, object], int]:
+    """Return a run config that ends after so many train steps, and the episodes of each.
+
+    Raises:
+        ConfigError: When it is not sound.
+    """
+    config = read_run_config(path)
+    overrides = overrides_of(dict(flat(keys)))
+    overridden = [apply_override(config, override) for override in overrides]
+    config["stop"] = {"batches": steps}
+    if isinstance(model := config.get("model"), str):
+        config["model"] = str(Path(model).absolute())
+    checked = load_mapping(config, path, overridden)
+    resolve_run(checked, source=str(path))
+    return config, checked.rollout.groups_per_batch * checked.rollout.group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,32 +212,40 @@ class _Work:
     """What the runs have in common."""
 
     config: Mapping[str, object]
+    episodes_per_step: int
     steps: int
-    """Least."""
+    """Least; of a run that ends by itself: all."""
     seed: int
-    on_ray: bool
+    runtime: str
+    limit_s: float
+    runs_dir: Path | None = None
+    """Where runs are kept; None: they are not."""
+    ends_itself: bool = False
 
 
 def _executed(folder: Path, work: _Work, plan: Sequence[Kill]) -> Outcome:
     """Run a config to its end in a folder of its own, and look what is left."""
     config = work.config
-    runs_dir, temp_dir = folder / "runs", folder / "tmp"
+    kept = work.runs_dir / folder.name if work.runs_dir else folder
+    runs_dir, temp_dir = kept / "runs", folder / "tmp"
     for path in (runs_dir, temp_dir):
         path.mkdir(parents=True)
     watched = Watched(uuid.uuid4().hex)
-    cluster = LocalCluster(watched.mark, folder / "r") if work.on_ray else None
+    cluster = LocalCluster(watched.mark, folder / "r") if work.runtime == "ray" else None
+    if work.runtime != "inline":
+        config = {**config, "runtime": _on_ray(config)}
     try:
         if cluster is not None:
             cluster.start()
             for name, resources in NODES.items():
                 cluster.add(name, resources)
             cluster.wait_for(*NODES)
-            config = {**config, "runtime": _on_ray(cluster.address)}
+            config = {**config, "runtime": _joining(cluster.address, config)}
         path = folder / "run.yaml"
         path.write_text(yaml.safe_dump({**config, "runs_dir": str(runs_dir)}), encoding="utf-8")
         rng = random.Random(work.seed)
-        attacked = AttackedRun(path, runs_dir, temp_dir, watched, rng, cluster)
-        wall_s = attacked.execute(plan, work.steps)
+        attacked = AttackedRun(path, runs_dir, temp_dir, watched, rng, cluster, work.limit_s)
+        wall_s = attacked.execute(plan, None if work.ends_itself else work.steps)
         parts = _parts_left(attacked)  # before a cluster's end ends them too
     finally:
         if cluster is not None:
@@ -233,6 +319,10 @@ def _rows(chaos: Outcome, peace: Outcome | None, steps: int) -> list[dict[str, o
             meets_mark=audited.batches >= steps,
             required=True,
         ),
+        *(
+            row(f"attempts failed: {name}", audited.failures.get(name, 0), None, None, "attempts")
+            for name in ("infrastructure", "collateral")
+        ),
         _none(f"tickets lost, of {audited.num_tickets}", num_lost, "tickets"),
         _none(
             "tickets trained twice, and other violations of the audit"
@@ -254,21 +344,23 @@ def _none(case: str, found: int, unit: str) -> dict[str, object]:
     return row(case, found, None, None, unit, mark="0", meets_mark=met, required=True)
 
 
-def _on_ray(address: str) -> dict[str, object]:
+def _on_ray(config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the runtime on a Ray of this machine, with as many of each part as inline."""
+    inline = cast("Mapping[str, int]", config.get("runtime", {}))
     return {
         "kind": "ray",
-        "address": address,
-        "pools": [
-            {
-                "name": "machines",
-                "count": NUM_RANKS + NUM_ENGINES + NUM_ENV_WORKERS,
-                "resources": {SLOT: 1},
-            }
-        ],
-        "num_engines": NUM_ENGINES,
-        "num_trainer_ranks": NUM_RANKS,
-        "num_env_workers": NUM_ENV_WORKERS,
+        "num_engines": inline.get("num_engines", 1),
+        "num_trainer_ranks": inline.get("num_trainer_ranks", 1),
+        "num_env_workers": inline.get("env_processes", 1),
     }
+
+
+def _joining(address: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the runtime on a cluster whose nodes have slots."""
+    runtime = config["runtime"]
+    num_parts = sum(count for name, count in runtime.items() if name.startswith("num_"))
+    pool = {"name": "machines", "count": num_parts, "resources": {SLOT: 1}}
+    return {**runtime, "address": address, "pools": [pool]}
 
 
 def _config(model_path: str) -> dict[str, object]:

@@ -65,6 +65,8 @@ class EnvSpec(PluginSpec):
     splits: tuple[str, ...] = ("train", "test")
     disjoint_splits: bool = True
     """No task is in two splits. False: splits may share tasks, as it has few or does not know."""
+    reports_success: bool = True
+    """Its infos may have ``success``. False: none has, and what needs it is refused early."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest return of an episode."""
     deterministic: bool = True

@@ -80,7 +80,9 @@ class RunRecorder:
         self._journal: Journal | None = None
         keep = run.config.checkpoint.keep
         has_curriculum = run.config.curriculum is not None
-        self.guard = RunGuard(run.config.guard, has_curriculum=has_curriculum)
+        self.guard = RunGuard(
+            run.config.guard, has_curriculum=has_curriculum, is_mixed=run.is_mixed
+        )
         self.checkpoints = Checkpoints(
             run_dir, keep, observer.message, guard_window=self.guard.window
         )

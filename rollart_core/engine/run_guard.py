@@ -74,12 +74,15 @@ class RunGuard:
         config: The section of the run config; None: nothing is judged, but trips of an earlier
             process are known.
         has_curriculum: Whether tasks become harder on purpose.
+        is_mixed: Whether there are several environments.
     """
 
-    def __init__(self, config: GuardConfig | None, *, has_curriculum: bool = False) -> None:
+    def __init__(
+        self, config: GuardConfig | None, *, has_curriculum: bool = False, is_mixed: bool = False
+    ) -> None:
         self._config = config
         best_over = BEST_OVER_WITH_CURRICULUM if has_curriculum else None
-        self._guard = Guard(config, best_over=best_over) if config else None
+        self._guard = Guard(config, best_over=best_over, is_mixed=is_mixed) if config else None
         self._rollbacks: list[Rollback] = []
         self.lr_factor = 1.0
         """What the learning rate is multiplied by."""

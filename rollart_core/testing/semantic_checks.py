@@ -80,7 +80,10 @@ def check_oracle(subject: Subject) -> str | None:
         tasks = subject.tasks(player)
         played = 0
         for options in subject.paced(tasks):
-            _expect_top(play(player, oracle_action, subject.seed, options), options, top)
+            steps = play(player, oracle_action, subject.seed, options)
+            _expect_top(steps, options, top)
+            said = not subject.spec.reports_success and any("success" in s.info for s in steps)
+            expect(not said, "its spec has reports_success: false, and an info has 'success'")
             played += 1
     return None if played == len(tasks) else f"{played} of {len(tasks)} tasks, for they take long"
 

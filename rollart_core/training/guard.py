@@ -74,12 +74,16 @@ class Guard:
         config: The section of the run config.
         best_over: The best counts for so many batches only (tasks that become harder on purpose);
             None: for ever.
+        is_mixed: Several environments: a batch may have none that says success.
     """
 
-    def __init__(self, config: GuardConfig, *, best_over: int | None = None) -> None:
+    def __init__(
+        self, config: GuardConfig, *, best_over: int | None = None, is_mixed: bool = False
+    ) -> None:
         self._limits = config.limits
         self._configured = self._watch = config.watch
         self._best_over = best_over
+        self._is_mixed = is_mixed
         self._bests: deque[float] = deque(maxlen=best_over or 1)
         self._first: float | None = None
         self._not_finite = 0
@@ -95,7 +99,8 @@ class Guard:
                 (``rollout/success_mean`` where no environment says success).
 
         Raises:
-            ValueError: When success is to be watched and the batch has none.
+            ValueError: When success is to be watched and there is none: in the first batch, or in
+                the first few where there are several environments.
         """
         self._versions.append(policy_version)
         watched = self._watched(metrics)
@@ -255,15 +260,16 @@ class Guard:
         Raises:
             ValueError: As :meth:`judge`.
         """
-        has_success = WATCHED["success"] in metrics
-        if self._watch is None:
-            self._watch = "success" if has_success else "reward"
-        elif self._watch == "success" and not has_success:
+        seen = WATCHED["success"] in metrics or bool(self._values.get(WATCHED["success"]))
+        sure = seen or not self._is_mixed or len(self._versions) == self._versions.maxlen
+        if self._watch is None and sure:
+            self._watch = "success" if seen else "reward"
+        elif self._watch == "success" and sure and not seen:
             raise ValueError(
                 "guard.watch: success, and no environment says success: set guard.watch to reward, "
                 "or let the environment put success into info"
             )
-        return WATCHED[self._watch]
+        return WATCHED[self._watch or "reward"]
 
     def _of(self, name: str) -> deque[float]:
         return self._values.setdefault(name, deque(maxlen=REFERENCE))

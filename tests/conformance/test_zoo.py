@@ -143,6 +143,18 @@ def test_splits_that_may_share_tasks_are_not_judged():
     assert "5 of 5 tasks of test are tasks of train" in result.reason
 
 
+def test_success_that_the_spec_denies_is_seen():
+    class Succeeds(zoo.Good):
+        def info(self):
+            return {**super().info(), "success": self.right == 2}
+
+    for reports, outcome in ((True, Outcome.PASS), (False, Outcome.FAIL)):
+        spec = zoo.env_spec("Good", reports_success=reports)
+        (result,) = check_env(Succeeds, spec=spec, only=["oracle_reaches_the_top"])
+        assert result.outcome is outcome, result.reason
+    assert "reports_success: false" in result.reason
+
+
 def test_a_plugin_of_version_1_could_not_say_that_its_splits_share_tasks():
     spec = as_today(zoo.env_spec("OneListForAll", contract_version=1))
     (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])

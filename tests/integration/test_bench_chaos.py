@@ -19,7 +19,9 @@ from support.pace import wait_until
 from rollart_core.bench import chaos, chaos_run, chaos_victims
 from rollart_core.bench.chaos_run import INTERRUPTED, ROLES, AttackedRun, Kill, planned
 from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
-from rollart_core.errors import RollartError, UserError
+from rollart_core.bench.learn import example
+from rollart_core.config_load import read_yaml
+from rollart_core.errors import ConfigError, RollartError, UserError
 
 
 def test_kills_are_planned_by_the_seed_within_the_run():
@@ -213,3 +215,25 @@ def test_a_server_of_several_processes_is_one_part(tmp_path: Path, monkeypatch):
 def test_what_is_not_there_to_kill_is_refused(options: dict[str, str]):
     with pytest.raises(UserError, match="is none of"):
         chaos.run({"short": True, **options})
+
+
+def test_a_config_is_taken_as_it_is_but_for_its_end(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = {"warm_start": None, "rollout": {"group_size": 4}}
+    with pytest.raises(ConfigError, match=r"command line: rollout\.group_size: "):  # it is checked
+        chaos._from_file(example("webshop.yaml"), {"rollout": {"group_size": 0}}, 7)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    (tmp_path / "weights" / "model.safetensors").touch()
+    config, per_step = chaos._from_file(example("webshop.yaml"), {**keys, "model": "weights"}, 7)
+    assert config["stop"] == {"batches": 7}
+    assert config["model"] == str(tmp_path / "weights")
+    assert per_step == 8 * 4
+    given = read_yaml(example("webshop.yaml"))
+    assert "failures" not in config  # the limits are the defaults
+    assert config["rollout"] == given["rollout"] | {"group_size": 4}
+
+
+def test_keys_of_a_config_need_one():
+    with pytest.raises(UserError, match=r"has no 'kils'. Did you mean 'kills'.*config=PATH"):
+        chaos.run({"short": True, "kils": 2})

@@ -48,7 +48,12 @@ def registered(monkeypatch):
 
     @hookimpl
     def rollart_environments():
-        return [EnvSpec(id="acme/Maze-v1", alias="maze", max_turns=7, **spec)]
+        own = {**spec, "splits": ("train", "warm", "test")}
+        return [
+            EnvSpec(id="acme/Maze-v1", alias="maze", max_turns=7, **own),
+            EnvSpec(id="acme/Mutters-v1", alias="mutters", reports_success=False, **own),
+            EnvSpec(id="acme/Draws-v1", alias="draws", reports_success=False, **own),
+        ]
 
     @hookimpl
     def rollart_inference_engines():
@@ -190,3 +195,38 @@ def test_environments_may_have_rewards_and_algorithm_of_their_own(resolve):
     every = "env=[{id: maze, name: a, run: {shaping: {scale: 2}}}]"
     (line,) = refused(resolve, every, "shaping.scale=3")
     assert "shaping: has no effect where every environment" in line
+
+
+VALIDATES = ("evaluation.every_batches=5",)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "instead"),
+    [
+        ("guard.watch", ["guard={watch: success}"], "reward"),
+        ("checkpoint.keep_best", ["checkpoint.keep_best=validation/success"], "validation/score"),
+        (
+            "stop.when.metric",
+            ["stop.when={metric: validation/success, value: 0.9}"],
+            "validation/score",
+        ),
+        ("warm_start.until_success", ["warm_start={until_success: 0.5}"], None),
+    ],
+)
+def test_success_that_no_environment_reports_is_refused(resolve, key, given, instead):
+    given = [*VALIDATES, *given]
+    (line,) = refused(resolve, "env=mutters", *given)
+    assert line.startswith(f"x.yaml: {key}: ")
+    assert 'acme/Mutters-v1 reports no success (info["success"])' in line
+    assert line.endswith(f"set it to {instead}" if instead else "warm_start.max_train_steps")
+    (line,) = refused(resolve, "env=[mutters, draws]", *given)
+    assert "acme/Mutters-v1, acme/Draws-v1 report no success" in line
+    assert resolve("env=[mutters, maze]", *given)
+    assert resolve("env=maze", *given)
+    if instead:
+        others = [one.replace("validation/success", "validation/score") for one in given]
+        assert resolve("env=mutters", *(one.replace("success", "reward") for one in others))
+
+
+def test_defaults_need_no_success(resolve):
+    assert resolve("env=mutters", "guard=on", "warm_start={}", *VALIDATES)

@@ -1,4 +1,7 @@
-"""A Ray of this machine that a run starts: nothing of it outlives the run, however that ends."""
+"""A Ray of this machine that a run starts: nothing of it outlives the run, however that ends.
+
+When its raylet is killed the run ends, and `--resume` goes on from the newest checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,9 @@ from ray_runs import PLACEMENT_S, assert_none_left, processes_with
 from support.pace import wait_until
 
 from rollart_core.config_load import dump_yaml
+from rollart_core.engine.audit import audit
+from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.errors import JournalError
 from rollart_core.runtime import ray_local
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
@@ -34,6 +41,10 @@ CONFIG = {
     "trackers": [],
     "stop": {"batches": 100_000},
 }
+
+
+MAIN = "from rollart_core.cli import main; main()"
+AUDIT = Path(__file__).parents[2] / "scripts" / "audit_journal.py"
 
 
 def _folders(pid: int) -> list[Path]:
@@ -56,8 +67,7 @@ def test_nothing_of_it_is_left(
     config = tmp_path / "local.yaml"
     config.write_text(dump_yaml({**CONFIG, "runs_dir": str(tmp_path / "runs")}))
     said = tmp_path / "said"
-    main = "from rollart_core.cli import main; main()"
-    command = [sys.executable, "-c", main, "run", str(config), "--json"]
+    command = [sys.executable, "-c", MAIN, "run", str(config), "--json"]
     with said.open("wb") as out, patient_ray():
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out)
     try:
@@ -86,3 +96,56 @@ def test_nothing_of_it_is_left(
         run.kill()
         run.communicate()
     assert os.environ.get("RAY_AUTH_TOKEN_PATH") is None
+
+
+def _num_trained(runs_dir: Path) -> int:
+    """Return how many batches the only run in a folder has trained."""
+    for journal_db in runs_dir.glob("*/journal.db"):
+        with suppress(JournalError), JournalReader(journal_db.parent) as journal:
+            return sum(batch.state == "trained" for batch in journal.batches())
+    return 0  # it is not there, or only just being made
+
+
+def test_a_run_whose_raylet_is_killed_ends_with_one_line_and_resumes(tmp_path: Path) -> None:
+    config, runs_dir, said = tmp_path / "local.yaml", tmp_path / "runs", tmp_path / "said"
+    more = {"runs_dir": str(runs_dir), "checkpoint": {"every_batches": 2}}
+    config.write_text(dump_yaml({**CONFIG, **more}))
+    command = [sys.executable, "-c", MAIN, "run"]
+    with said.open("wb") as out, patient_ray():
+        run = subprocess.Popen(
+            [*command, str(config), "--json"], stdout=subprocess.PIPE, stderr=out
+        )
+    try:
+        wait_until(
+            lambda: run.poll() is not None or (_num_trained(runs_dir) >= 3),
+            "three batches",
+            limit_s=WITHIN_S,
+        )
+        assert run.poll() is None, said.read_text()
+        (folder,) = _folders(run.pid)
+        token = f"RAY_AUTH_TOKEN_PATH={folder}/token".encode()
+        found = processes_with(token, besides=run.pid)
+        (raylet,) = (pid for pid, argv in found.items() if argv.split()[0].endswith("/raylet"))
+        os.kill(raylet, signal.SIGKILL)
+        code = wait_until(
+            lambda: run.poll() is not None and [run.poll()], "its end", limit_s=WITHIN_S
+        )
+    finally:
+        run.kill()
+        run.communicate()
+    assert code == [1], said.read_text()
+    error = said.read_text().splitlines()[-1]
+    assert error.startswith("Error: the raylet of the Ray that this run started, its only node")
+    (run_dir,) = runs_dir.iterdir()
+    assert error.endswith(f"rollart run --resume {run_dir}")
+    assert "restarted" not in said.read_text()
+    assert_none_left(token, but=AGENTS)
+    goal = _num_trained(runs_dir) + 2
+    resume = [*command, "--resume", str(run_dir), f"stop.batches={goal}", "--json"]
+    with patient_ray():
+        again = subprocess.run(resume, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    report = audit(run_dir)
+    assert report.ok, report.violations
+    assert (report.batches, report.open) == (goal, 0)
+    subprocess.run([sys.executable, AUDIT, run_dir], check=True, stdout=subprocess.DEVNULL)

@@ -201,6 +201,27 @@ def test_success_to_watch_where_there_is_none_is_an_error_and_else_reward_is_wat
     assert {trip.rule for trip in judged(fell).values()} == {"drop"}
 
 
+def test_a_batch_of_several_environments_may_have_none_that_says_success() -> None:
+    reward, both = (
+        {"rollout/reward_mean": 1.0},
+        {"rollout/reward_mean": 1.0, "rollout/success_mean": 1.0},
+    )
+    for watch in (None, "success"):
+        guard = Guard(GuardConfig(watch=watch), is_mixed=True)
+        for version, metrics in enumerate([*[reward] * 7, both, *[reward] * 40]):
+            assert guard.judge(version, metrics) is None
+        assert guard.state()["watch"] == "success"
+    never = Guard(GuardConfig(watch="success"), is_mixed=True)
+    with pytest.raises(ValueError, match="no environment says success"):
+        for version in range(8):
+            never.judge(version, reward)
+    assert version == 7
+    guard = Guard(GuardConfig(), is_mixed=True)
+    fell = [*healthy(0, scores="reward")[:100], *[{"rollout/reward_mean": -5.0}] * 4]
+    trips = [guard.judge(version, metrics) for version, metrics in enumerate(fell)]
+    assert {trip.rule for trip in trips if trip} == {"drop"}
+
+
 def test_the_worst_update_of_a_batch_counts() -> None:
     updates = [
         {"approx_kl": 0.1, "entropy": 1.0, "not_finite": 0.0},
