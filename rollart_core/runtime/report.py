@@ -71,7 +71,7 @@ class RunReport:
     """Those that stand: policy version, success and score with their intervals, episodes."""
     best: Mapping[str, object] | None = None
     """The best of them: ``policy_version``, ``metric``, ``value`` with its interval; of equal ones
-    the earliest."""
+    the latest."""
     last: Mapping[str, object] | None = None
     """The last one, likewise."""
     model_policy_version: int | None = None

@@ -171,7 +171,8 @@ def _summary(history: History) -> Iterator[str]:
         )
     validation = history.get("validation/success", "validation/score")
     if len(validation):
-        best_at = int(np.argmax(validation.values))
+        # Of equal ones the latest, as the run itself counts them.
+        best_at = len(validation) - 1 - int(np.argmax(validation.values[::-1]))
         yield (
             f"The best of {len(validation)} validations is {validation.values[best_at]:.1%}, at "
             f"policy_version {validation.versions[best_at]}; the last is "

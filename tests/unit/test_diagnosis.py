@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.metric_series import FAULTS, HEALTHY, Curve, Run, collapse, healthy
 
-from rollart_core.training.diagnosis import find
+from rollart_core.training.diagnosis import diagnose, find
 from rollart_core.training.findings import ADVICE, KINDS
 from rollart_core.training.history import BUSY, Series
 from rollart_core.training.series import (
@@ -88,6 +89,18 @@ def test_zero_advantage_drop_is_advised_against_after_a_collapse() -> None:
     config = {**history.config, "algorithm": {"zero_advantage": "drop"}}
     (found,) = find(replace(history, config=config))
     assert found.keys[0].key == "algorithm.zero_advantage"
+
+
+def test_of_equal_validations_the_latest_is_the_best(tmp_path: Path) -> None:
+    run = healthy(0, Curve(start=0.9, end=0.97))
+    run.validation = {50: 0.5, 100: 0.9, 150: 0.9, 200: 0.8}
+    run.write(tmp_path)
+    summary = diagnose(tmp_path).summary
+    assert [
+        line
+        for line in summary
+        if line.startswith("The best of 4 validations is 90.0%, at policy_version 150;")
+    ]
 
 
 def test_a_run_without_success_is_judged_by_its_reward() -> None:
