@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_walls import HELD, IN_DOCKER, missing
+from support.cgroups import cgroups_of
 
 from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
 from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
@@ -148,7 +149,6 @@ def nothing_is_left(episodes: Episodes, wall: str, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
     assert asyncio.run(live_boxes(Ledger())) == []
     workers = [part._process.pid for part in episodes._parts if part._process]
-    groups = [path.name for path in Path("/sys/fs/cgroup").glob("**/rollart-*")]
-    assert not any(group.startswith(f"rollart-{pid}-") for group in groups for pid in workers)
+    assert [cgroup for pid in workers for cgroup in cgroups_of(pid)] == []
     if wall == "docker":
         assert asyncio.run(reap(Ledger(), sweep=[wall])) == Reaped()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_walls import HELD, MIB, missing, opened
+from support.cgroups import cgroups_of
 from support.processes import is_running, wait_gone
 
 from rollart_core.errors import SandboxFailure
@@ -277,5 +278,5 @@ asyncio.run(main())
     host.communicate()
     wait_gone(agent)
     in_box("bubblewrap", "true")  # the next box tidies up after the host that could not
-    groups = [p for p in Path("/sys/fs/cgroup").glob(f"**/rollart-{host.pid}-*") if p.is_dir()]
+    groups = cgroups_of(host.pid)
     assert groups == []
