@@ -338,10 +338,6 @@ def rename_names(table: Iterable[tuple[str, ...]]) -> None:
         names[module][old] = new
     if not names:
         return
-    by_name: dict[str, set[str]] = defaultdict(set)
-    for module, olds in names.items():
-        for old in olds:
-            by_name[old].add(module)
     for path in text_files():
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
         changed = dotted_names(text, names)

@@ -85,7 +85,12 @@ def test_an_attack_is_not_paid(bench, name, runner):
     assert report.grade.resolution == "none", (attacks()[name].effect, report)
 
 
-@pytest.mark.parametrize("name", ["data_of_tests", "data_of_tests_at_run_time", "unchecked_pyc"])
+ON_FILES = ["unchecked_pyc", *(name for name in attacks() if name.startswith("data_of_tests"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", EVERY, indirect=True)
+@pytest.mark.parametrize("name", ON_FILES)
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 def test_an_attack_on_files_of_tests_is_paid_without_what_holds_it(
     bench, monkeypatch, name, runner

@@ -36,12 +36,18 @@ WORDS = {
     "cr_frame": ("cr_frame",),
     "__code__": ("__code__",),
     "open": ("open(", "read_text", "read_bytes"),
-    "write": ("open(", "write_text", "write_bytes", "os.rename", "os.replace", "shutil"),
+    "write": ("open(", "write_text", "write_bytes", "shutil", "rename", "replace(", "remove("),
     "ctypes.dlopen": ("ctypes",),
     "ctypes.dlsym": ("ctypes",),
 }
 """Operations that are watched, and words of a source that show that it uses one."""
-HELPERS = ("inspect.py", "dis.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py")
+WRITES = {"os.rename": 2, "os.remove": 1, "os.truncate": 1, "os.link": 2, "os.symlink": 2}
+"""Operations that replace files -> how many paths are their first arguments."""
+EVENTS = ("gc.", "sys.", "object.", "ctypes.", "open", *WRITES)
+HELPERS = (
+    *("inspect.py", "dis.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py"),
+    "shutil.py",
+)
 
 
 class Guard:
@@ -60,8 +66,13 @@ class Guard:
         self.runner: dict[Any, Any] = {}
         self.helpers: dict[Any, Any] = {}
         self.busy = False
-        self.written: set[str] = set()
-        """Files below the tests' folders that the package wrote and that were not there before."""
+        self.present = {
+            os.path.join(folder, name)
+            for top in self.folders
+            for folder, _, names in os.walk(top)
+            for name in names
+        }
+        """Files in folders of tests, before the package is imported."""
 
     def path(self, name: str) -> str:
         """Return a file's path without links."""
@@ -82,12 +93,10 @@ class Guard:
 
     def audit(self, event: str, arguments: Any) -> None:
         """Look at an operation that Python reports."""
-        if self.busy or not event.startswith(
-            ("gc.", "sys.", "object.", "ctypes.", "open", "os.rename")
-        ):
+        if self.busy or not event.startswith(EVENTS):
             return
         name = arguments[1] if event.startswith("object.") else event
-        if event == "os.rename" or (event == "open" and _writes(*arguments[1:3])):
+        if event in WRITES:
             name = "write"
         if name not in WORDS:
             return
@@ -104,11 +113,11 @@ class Guard:
         path = self.path(frame.f_code.co_filename)
         if name == "__code__" and not self._is_tests_code(arguments[0]):
             return
-        if name == "open":
-            opened = arguments[0]
-            if not isinstance(opened, str) or not self._is_secret(opened):
+        if name == "open" and not self._is_secret(arguments[0]):
+            if not _writes(*arguments[1:3]):
                 return
-        if name == "write" and not self._was_data_of_tests(arguments[event == "os.rename"]):
+            name = "write"
+        if name == "write" and not any(map(self._was_in_tests, arguments[: WRITES.get(event, 1)])):
             return
         known = self.base[path] + self.gold
         if name == "open" or not any(word in known for word in WORDS[name]):
@@ -119,20 +128,20 @@ class Guard:
             function.__code__ in self.codes or self.is_test(function.__code__.co_filename)
         )
 
-    def _was_data_of_tests(self, name: Any) -> bool:
-        """Tell whether a file below the tests' folders was there before the package wrote it."""
-        if not isinstance(name, (str, os.PathLike)):
+    def _was_in_tests(self, name: Any) -> bool:
+        """Tell whether a path is of a file that was in a folder of tests from the beginning."""
+        if not isinstance(name, (str, bytes, os.PathLike)):
             return False
-        path = os.path.realpath(name)
-        if not path.startswith(self.folders) or path in self.written:
-            return False
-        if not os.path.exists(path):
-            self.written.add(path)
-            return False
-        return True
+        path = os.path.abspath(os.fsdecode(name))
+        folder, base = os.path.split(path)
+        return not self.present.isdisjoint(
+            (os.path.realpath(path), os.path.join(os.path.realpath(folder), base))
+        )
 
-    def _is_secret(self, name: str) -> bool:
-        path = os.path.realpath(name)
+    def _is_secret(self, name: Any) -> bool:
+        if not isinstance(name, (str, bytes, os.PathLike)):
+            return False
+        path = os.path.realpath(os.fsdecode(name))
         memory = path.startswith("/proc/") and path.endswith(("/mem", "/maps"))
         return memory or (path.endswith(".py") and self.is_test(path))
 
