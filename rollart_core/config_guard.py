@@ -35,7 +35,8 @@ class GuardLimits(Section):
     kl: Positive | None = 0.2
     """Most ``train/approx_kl``; 4 times the running 99% quantile where that is more."""
     ratio: Positive | None = 50.0
-    """Most ``train/is_ratio_max``; 4 times the running 99% quantile where that is more."""
+    """Most ``train/is_ratio_max``; 4 times the running 99% quantile where that is more. It counts
+    when 2 of the last 8 batches are above."""
     grad_norm: Positive | None = 25.0
     """Most gradient norm before clipping, as a multiple of its running median; 4 times the running
     99% quantile where that is more. It counts when 2 of the last 8 batches are above."""

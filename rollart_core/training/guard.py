@@ -40,8 +40,8 @@ BEST_OF = 16
 """Batches whose mean can be the best."""
 FALLS = (2, 4, 8)
 """Batches whose mean can have fallen."""
-LAST_NORMS, LARGE_NORMS = 8, 2
-"""So many of the last gradient norms must be too large; clipping bounds what a single one does."""
+OUTLIERS_OF, OUTLIERS = 8, 2
+"""So many of the last ratios or gradient norms must be too large; clipping bounds what one does."""
 WIDENED = 4.0
 """How far above the running 99% quantile a value is not usual."""
 CLEARLY_MORE_NATS = 0.3
@@ -146,11 +146,13 @@ class Guard:
         """Yield what each rule finds, the surest first."""
         limits = self._limits
         found: list[Trip | None] = [self._check_fall(watched)]
-        for rule, name, limit in (("kl", KL, limits.kl), ("ratio", RATIO, limits.ratio)):
-            if name in updates and limit is not None:
-                found.append(self._check_update(rule, name, version, limit))
+        if KL in updates and limits.kl is not None:
+            found.append(self._check_kl(version, limits.kl))
+        if RATIO in updates and limits.ratio is not None:
+            found.append(self._check_outliers("ratio", RATIO, limits.ratio))
         if GRAD_NORM in updates and limits.grad_norm is not None:
-            found.append(self._check_grad_norm(limits.grad_norm))
+            usual = median(self._before(GRAD_NORM, OUTLIERS_OF) or [math.inf])
+            found.append(self._check_outliers("grad_norm", GRAD_NORM, limits.grad_norm * usual))
         if not self._is_well(watched):
             found += [*self._check_entropy(), self._check_repeated(), self._check_length()]
         return (trip for trip in found if trip)
@@ -190,28 +192,28 @@ class Guard:
                 return Trip("drop", value, limit, self._fell_at(watched, best, limit), said)
         return None
 
-    def _check_update(self, rule: Any, name: str, version: int, limit: float) -> Trip | None:
-        """Compare the last value, of an update, with a limit and with what is usual."""
-        before, value = self._before(name, 1), self._of(name)[-1]
+    def _check_kl(self, version: int, limit: float) -> Trip | None:
+        """Compare the last value with a limit and with what is usual."""
+        before, value = self._before(KL, 1), self._of(KL)[-1]
         if not before:
             return None
         limit = max(limit, WIDENED * _quantile(before, 0.99))
         if value <= limit:
             return None
-        return Trip(rule, value, limit, version, f"{name} is {value:.4g}, above {limit:.4g}")
+        return Trip("kl", value, limit, version, f"{KL} is {value:.4g}, above {limit:.4g}")
 
-    def _check_grad_norm(self, factor: float) -> Trip | None:
-        """Look for several large norms among the last: clipping bounds what a single one does."""
-        before, last = self._before(GRAD_NORM, LAST_NORMS), list(self._of(GRAD_NORM))[-LAST_NORMS:]
+    def _check_outliers(self, rule: Rule, name: str, limit: float) -> Trip | None:
+        """Look for several large values among the last: clipping bounds what a single one does."""
+        before, last = self._before(name, OUTLIERS_OF), list(self._of(name))[-OUTLIERS_OF:]
         if not before:
             return None
-        limit = max(factor * median(before), WIDENED * _quantile(before, 0.99))
-        if last[-1] <= limit or sum(norm > limit for norm in last) < LARGE_NORMS:
+        limit = max(limit, WIDENED * _quantile(before, 0.99))
+        if last[-1] <= limit or sum(value > limit for value in last) < OUTLIERS:
             return None
-        first = next(i for i, norm in enumerate(last) if norm > limit) - len(last)
+        first = next(i for i, value in enumerate(last) if value > limit) - len(last)
         since = self._versions[max(first, -len(self._versions))]
-        reason = f"{GRAD_NORM} is {last[-1]:.4g}, above {limit:.4g} not for the first time of late"
-        return Trip("grad_norm", last[-1], limit, since, reason)
+        reason = f"{name} is {last[-1]:.4g}, above {limit:.4g} not for the first time of late"
+        return Trip(rule, last[-1], limit, since, reason)
 
     def _check_entropy(self) -> list[Trip | None]:
         before = self._before(ENTROPY, 4)

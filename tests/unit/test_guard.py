@@ -111,7 +111,7 @@ def test_the_run_that_collapsed_is_undone_and_not_before(tmp_path: Path) -> None
     [
         ("drop", {"rollout/success_mean": 0.0}, 4),
         ("kl", {"train/approx_kl": 0.4}, 1),
-        ("ratio", {"train/is_ratio_max": 120.0}, 1),
+        ("ratio", {"train/is_ratio_max": 120.0}, 2),
         ("grad_norm", {"train/grad_norm": 40.0}, 2),
         ("not_finite", {"train/not_finite": 1.0, "train/grad_norm": math.nan}, 2),
         ("not_finite", {"train/loss": math.nan}, 1),
@@ -152,9 +152,9 @@ def test_one_update_that_was_not_finite_or_was_skipped_is_no_trip() -> None:
     assert broken({"train/skipped": 1.0, "train/grad_norm": 99.0}, {}) == {}
 
 
-def test_single_gradients_that_are_large_are_clipped_and_no_trip() -> None:
+@pytest.mark.parametrize("large", [{"train/grad_norm": 40.0}, {"train/is_ratio_max": 165.0}])
+def test_a_single_large_gradient_or_ratio_is_clipped_and_no_trip(large: dict[str, float]) -> None:
     """Such as of the KL estimate of a token that became improbable."""
-    large = {"train/grad_norm": 40.0}
     assert broken(large, *[{}] * 7, large, *[{}] * 7, large) == {}
     assert list(broken(large, *[{}] * 6, large)) == [107]
 
