@@ -7,6 +7,7 @@ batches segments; correctness comes first here.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class HuggingFaceRunner(Runner):
             raise ConfigError(f"transformers cannot load {str(folder)!r}: {e}") from e
         self._model = model.to(device).eval()
         self._device = device
+        self._cache_name = cache_name(model)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_slots, self.max_tokens = num_slots, max_tokens
         self.max_batch_tokens = max_batch_tokens
@@ -66,11 +68,11 @@ class HuggingFaceRunner(Runner):
             self._caches[slot], start = None, 0
         result = self._model(
             torch.tensor([ids], device=self._device),
-            past_key_values=self._caches[slot],
             use_cache=True,
             logits_to_keep=keep,
+            **{self._cache_name: self._caches[slot]},
         )
-        self._caches[slot] = result.past_key_values
+        self._caches[slot] = getattr(result, self._cache_name)
         self._tokens[slot] = kept[:start] + ids
         logits: torch.Tensor = result.logits[0, -keep:].float()
         return logits
@@ -134,6 +136,15 @@ class HuggingFaceRunner(Runner):
         if lacking:
             raise ValueError(f"weights lack {len(lacking)} tensors, such as {min(lacking)!r}")
         return num_bytes
+
+
+def cache_name(model: torch.nn.Module) -> str:
+    """Return what a model calls its cache: ``cache`` since transformers 5.24.
+
+    Earlier versions, and models that bring their own code, say ``past_key_values``.
+    """
+    named = "cache" in inspect.signature(model.forward).parameters
+    return "cache" if named else "past_key_values"
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -1,5 +1,6 @@
 """Our decoder and the adapter beside transformers' own forward."""
 
+from functools import wraps
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from engine_models import VOCAB, make_model, save
 
 from rollart_core.errors import ConfigError
 from rollart_core.models import decoder
+from rollart_core.models.adapter import cache_name
 from rollart_core.models.decoder import Decoder
 from rollart_core.models.kernels import load_kernels
 from rollart_core.models.loading import RunnerOptions, load_runner
@@ -170,3 +172,23 @@ def test_a_cache_too_small_for_one_context_is_refused(folders):
         load_runner(folders["qwen3"][1], options("torch", kv_cache_bytes=1000))
     row = 130 * 2 * 3 * 2 * 16 * 4
     assert load_runner(folders["qwen3"][1], options("torch", kv_cache_bytes=3 * row)).num_slots == 3
+
+
+class _OwnCode(torch.nn.Module):
+    """A model whose code is older than the argument ``cache``."""
+
+    def forward(self, input_ids, past_key_values=None, **options):
+        return input_ids, past_key_values
+
+
+class _Wrapped(torch.nn.Module):
+    """A model whose forward is decorated, as those of transformers are."""
+
+    @wraps(lambda self, input_ids, cache=None, **options: None)
+    def forward(self, *args, **options):
+        return args, options
+
+
+def test_the_cache_goes_by_the_name_that_the_model_takes():
+    assert cache_name(_OwnCode()) == "past_key_values"
+    assert cache_name(_Wrapped()) == "cache"
