@@ -12,7 +12,7 @@ Reads three tables beside this file, tab-separated, ``#`` begins a comment:
 Moves files with ``git mv``, rewrites imports, dotted names in strings and paths in all tracked text
 files, and renames. Run it on a clean working tree; then sort imports and format:
 
-    ruff check --select I --fix . && ruff format .
+    ruff check --select I,RUF022 --fix . && ruff format .
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def line_starts(text: str) -> list[int]:
 
 
 def rename_tokens(names: Mapping[str, str]) -> None:
-    """Rename identifiers in all Python files, and in backticks wherever they stand."""
+    """Rename identifiers in all Python files, and in backticks and marks of tables everywhere."""
     if not names:
         return
     arguments = re.compile(r"^(\s+)(" + "|".join(map(re.escape, names)) + r")(?=: )", flags=re.M)
@@ -277,7 +277,7 @@ def rename_tokens(names: Mapping[str, str]) -> None:
             path.write_text(changed, encoding="utf-8")
 
 
-IN_BACKTICKS = re.compile(r"`[^`\n]+`")
+IN_BACKTICKS = re.compile(r"`[^`\n]+`|<!-- table: \S+ -->")
 
 
 def with_tokens(text: str, renamed: Renamed) -> str:
