@@ -20,8 +20,9 @@ stopped itself.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, cast
@@ -34,7 +35,8 @@ from rollart_core.bench.skip import require
 from rollart_core.bench.stability_faults import FAULTS, FIRST, Faulty
 from rollart_core.config_load import load_config
 from rollart_core.engine.audit import audit
-from rollart_core.engine.evaluate import EvaluationResult, paired_gain
+from rollart_core.engine.estimates import Estimate
+from rollart_core.engine.evaluate import paired_gain
 from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
@@ -102,7 +104,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     Args:
         options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget
             of each run on WebShop, in batches; ``arms``: which; ``tasks`` (300) and ``samples`` (4)
-            of each: held-out episodes; ``config``: a run config; ``runs_dir``: where runs go;
+            of each: held-out episodes; ``config``: a run config; ``runs_dir``: where runs go, and
+            what each came to, so that a later call with the same options goes on with the rest;
             ``picture``: where the curves go; ``short``: faults on the bandit; all others: keys of
             the config.
 
@@ -127,7 +130,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         keys["trainer.lr"] = arm.lr_factor * base.trainer.lr
         for n in seeds:
             seeded = overrides_of({**keys, "seed": base.seed + n})
-            outcomes.append(_train(name, base.seed + n, path, seeded))
+            outcomes.append(_outcome(asked, name, base.seed + n, path, seeded))
             _draw(outcomes, picture)
     tell(f"curves: {picture}")
     rows = [row_of(outcome) for outcome in outcomes]
@@ -164,27 +167,18 @@ class Outcome:
     train_steps: int
     rollbacks: int
     best_version: int
-    best: EvaluationResult | None
-    """Of the weights of the best validation, on held-out tasks; None: the run stopped before."""
-    last: EvaluationResult | None
-    """Of the last weights."""
+    best: Estimate | None
+    """Success of the weights of the best validation on held-out tasks; None: the run stopped."""
+    last: Estimate | None
+    """That of the last weights."""
+    gain: Estimate | None
+    """Last minus best, paired by task."""
     curve: tuple[float, ...]
     """Success of each batch of training tasks."""
 
     def as_dict(self) -> dict[str, object]:
         """Return it as plain JSON, without the curve."""
-        plain = {
-            name: getattr(self, name)
-            for name in (
-                *("arm", "seed", "run_dir", "ok", "stop_reason", "train_steps", "rollbacks"),
-                "best_version",
-            )
-        }
-        estimates = {
-            name: found.success.as_dict() if (found := getattr(self, name)) else None
-            for name in ("best", "last")
-        }
-        return {**plain, **estimates}
+        return {name: value for name, value in asdict(self).items() if name != "curve"}
 
 
 def row_of(outcome: Outcome) -> dict[str, object]:
@@ -192,22 +186,50 @@ def row_of(outcome: Outcome) -> dict[str, object]:
     case = f"{outcome.arm}, seed {outcome.seed}, {outcome.train_steps:,} updates"
     if outcome.rollbacks:
         case += f", {outcome.rollbacks} rollbacks"
-    if outcome.best is None or outcome.last is None or not outcome.ok:
+    gain = outcome.gain
+    if outcome.best is None or outcome.last is None or gain is None or not outcome.ok:
         case += f", stopped: {outcome.stop_reason}"
         mark: Mapping[str, Any] = {"mark": "a run that ends by its budget", "meets_mark": False}
         return row(f"{case}: sampled success", None, None, "best weights", "of episodes", **mark)
-    gain = paired_gain(outcome.best, outcome.last, "successes")
     case += f", last minus best {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
-    last = outcome.last.success.mean
+    last = outcome.last.mean
     return row(
         f"{case}: sampled success of the last weights",
         last,
-        outcome.best.success.mean,
+        outcome.best.mean,
         "best weights",
-        f"of {outcome.last.success.n} held-out episodes",
+        f"of {outcome.last.n} held-out episodes",
         mark=f">= {LEAST_SUCCESS}, and last minus best above {LEAST_GAIN}",
         meets_mark=last >= LEAST_SUCCESS and gain.low > LEAST_GAIN,
     )
+
+
+def _outcome(asked: Options, arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
+    """Return what a run came to: one of an earlier call, or a new one."""
+    if "runs_dir" not in asked:
+        return _train(arm, seed, path, keys)
+    runs_dir = Path(asked.text("runs_dir", ""))
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    kept = runs_dir / f"stability-{arm.replace(' ', '-')}-{seed}.json"
+    outcome = read_outcome(kept, keys)
+    if outcome is None:
+        outcome = _train(arm, seed, path, keys)
+        kept.write_text(json.dumps({"keys": list(keys), **asdict(outcome)}), encoding="utf-8")
+    else:
+        tell(f"{arm}, seed {seed}: as in {kept}")
+    return outcome
+
+
+def read_outcome(path: Path, keys: Sequence[str]) -> Outcome | None:
+    """Return the outcome in a file; None if there is none of a run with these keys."""
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found.pop("keys") != list(keys):
+        return None
+    for name in ("best", "last", "gain"):
+        found[name] = Estimate(**found[name]) if found[name] else None
+    return Outcome(**{**found, "curve": tuple(found["curve"])})
 
 
 def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
@@ -220,6 +242,7 @@ def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
         saved = run_dir / "config.yaml"
         resolved = resolve_run(load_config(saved, ["checkpoint.keep_best=null"]), source=str(saved))
         last = launch(resolved, resume=run_dir, observer=says)
+    before, after = best.after, last.after if last else None
     return Outcome(
         arm=arm,
         seed=seed,
@@ -229,8 +252,9 @@ def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> Outcome:
         train_steps=best.train_steps,
         rollbacks=_count(best.guard, "rollbacks", 0),
         best_version=_count(best.best, "policy_version", -1),
-        best=best.after,
-        last=last.after if last else None,
+        best=before.success if before else None,
+        last=after.success if after else None,
+        gain=paired_gain(before, after, "successes") if before and after else None,
         curve=bandit.success_of(run_dir),
     )
 
@@ -255,7 +279,7 @@ def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
             end = len(curve)
             for x, found, form in ((end * 1.01, outcome.best, "^"), (end, outcome.last, "o")):
                 if found is not None:
-                    axes.plot(x, found.success.mean, form, color=line.get_color())
+                    axes.plot(x, found.mean, form, color=line.get_color())
         axes.axhline(LEAST_SUCCESS, color="grey", linewidth=0.8, linestyle=":")
         axes.set(title=arm, ylim=(0, 1), ylabel=f"success, mean of {SMOOTHED_OVER} batches")
         axes.legend(loc="lower right")

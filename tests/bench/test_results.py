@@ -19,9 +19,12 @@ from support.bench_results import (
     unlisted_skips,
 )
 
+from rollart_core.bench import stability
+from rollart_core.bench.options import Options
 from rollart_core.bench.rows import result, row
 from rollart_core.cli import bench
 from rollart_core.cli.bench import benchmarks
+from rollart_core.engine.estimates import Estimate
 
 
 def _result() -> dict[str, Any]:
@@ -118,3 +121,26 @@ def test_a_skip_that_is_not_listed_for_the_lane_is_found(
 def test_without_a_lane_it_is_the_strict_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(os.environ, "ROLLART_LANE", raising=False)
     assert lane() == "bench"
+
+
+def test_a_run_of_stability_that_has_ended_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained = []
+
+    def train(arm, seed, path, keys):
+        trained.append(list(keys))
+        some = Estimate(0.95, 0.93, 0.97, 1200, 97)
+        return stability.Outcome(
+            *(arm, seed, "runs/x", True, "batches", 2390, 1, 2000),
+            *(some, some, Estimate(0.0, -0.01, 0.01, 300, 97), (0.5, 1.0)),
+        )
+
+    monkeypatch.setattr(stability, "_train", train)
+    kept = Options("stability", {"runs_dir": "kept"})
+    first = stability._outcome(kept, "rate x 3", 1, tmp_path, ["trainer.lr=1"])
+    assert stability._outcome(kept, "rate x 3", 1, tmp_path, ["trainer.lr=1"]) == first
+    assert len(trained) == 1
+    stability._outcome(kept, "rate x 3", 1, tmp_path, ["trainer.lr=2"])  # another run
+    stability._outcome(kept, "rate x 3", 2, tmp_path, ["trainer.lr=2"])
+    stability._outcome(Options("stability", {}), "rate x 3", 1, tmp_path, ["trainer.lr=2"])
+    assert len(trained) == 4
