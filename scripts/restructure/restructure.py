@@ -256,12 +256,13 @@ def line_starts(text: str) -> list[int]:
 
 
 def rename_tokens(names: Mapping[str, str]) -> None:
-    """Rename identifiers in all Python files, and in backticks and marks of tables everywhere."""
+    """Rename identifiers in Python files; elsewhere in backticks, marks of tables, dotted names."""
     if not names:
         return
     arguments = re.compile(r"^(\s+)(" + "|".join(map(re.escape, names)) + r")(?=: )", flags=re.M)
     patched = re.compile(r'(setattr\([\w.]+, ")(' + "|".join(map(re.escape, names)) + r')(?=")')
     words = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    dotted = re.compile(rf"(\brollart_\w+(?:\.\w+)*[.:]){words.pattern}")
     for path in text_files():
         try:
             text = path.read_text(encoding="utf-8")
@@ -272,6 +273,7 @@ def rename_tokens(names: Mapping[str, str]) -> None:
             changed = with_tokens(changed, lambda at, token: names.get(token, token))
             changed = patched.sub(lambda m: m[1] + names[m[2]], changed)
             changed = arguments.sub(lambda m: m[1] + names[m[2]], changed)
+        changed = dotted.sub(lambda m: m[1] + names[m[2]], changed)
         changed = IN_BACKTICKS.sub(lambda m: words.sub(lambda name: names[name[0]], m[0]), changed)
         if changed != text:
             path.write_text(changed, encoding="utf-8")
@@ -283,7 +285,8 @@ IN_BACKTICKS = re.compile(r"`[^`\n]+`|<!-- table: \S+ -->")
 def with_tokens(text: str, renamed: Renamed) -> str:
     """Return a Python file with each identifier replaced by what a function returns for it.
 
-    Identifiers in the braces of f-strings and the strings of ``__all__`` are among them.
+    Identifiers in the braces of f-strings, in the strings of ``__all__`` and in strings that hold a
+    program are among them.
     """
     starts = line_starts(text)
     exported = lines_of_all(text)
@@ -295,7 +298,9 @@ def with_tokens(text: str, renamed: Renamed) -> str:
                 new = renamed(token.start, token.string)
             elif token.type == tokenize.STRING and F_STRING.match(token.string):
                 new = IN_BRACES.sub(lambda m: names_in(m[0], renamed), token.string)
-            elif token.type == tokenize.STRING and token.start[0] in exported:
+            elif token.type == tokenize.STRING and (
+                token.start[0] in exported or OUR_IMPORT.search(token.string)
+            ):
                 new = names_in(token.string, renamed)
             else:
                 continue
@@ -310,6 +315,8 @@ def with_tokens(text: str, renamed: Renamed) -> str:
 
 Renamed = Callable[[tuple[int, int], str], str]
 """From the place and the text of an identifier to its new text."""
+OUR_IMPORT = re.compile(r"(?m)^\s*(from|import) rollart_")
+"""In the text of a program that imports ours."""
 F_STRING = re.compile(r"(?i)r?fr?['\"]")
 IN_BRACES = re.compile(r"(?<!\{)\{(?!\{)[^{}]*\}")
 
