@@ -296,12 +296,12 @@ def with_tokens(text: str, renamed: Renamed) -> str:
         for token in tokenize.generate_tokens(StringIO(text).readline):
             if token.type == tokenize.NAME:
                 new = renamed(token.start, token.string)
-            elif token.type == tokenize.STRING and F_STRING.match(token.string):
-                new = IN_BRACES.sub(lambda m: names_in(m[0], renamed), token.string)
-            elif token.type == tokenize.STRING and (
-                token.start[0] in exported or OUR_IMPORT.search(token.string)
-            ):
+            elif token.type != tokenize.STRING:
+                continue
+            elif token.start[0] in exported or OUR_IMPORT.search(token.string):
                 new = names_in(token.string, renamed)
+            elif F_STRING.match(token.string):
+                new = IN_BRACES.sub(lambda m: names_in(m[0], renamed), token.string)
             else:
                 continue
             if new != token.string:
