@@ -94,17 +94,21 @@ def main() -> None:
 def renamed_members(
     modules: Mapping[str, str], tokens: Mapping[str, str], names: Iterable[tuple[str, ...]]
 ) -> dict[str, dict[str, str]]:
-    """Return modules by their new names -> the old names of what is in them -> the new ones."""
+    """Return modules by their new names -> the old names of what is in them -> the new ones.
+
+    Of moved modules only: of the others no public name is renamed.
+    """
     members: dict[str, dict[str, str]] = defaultdict(dict)
+    moved = set(modules.values())
     for module, old, new in names:
-        if old[0] != "_":
+        if old[0] != "_" and module in moved:
             members[module][old] = new
     for path in tracked():
-        if path.endswith(".py") and path.startswith(PACKAGED):
-            module = module_of(path)
+        module = module_of(path)
+        if path.endswith(".py") and path.startswith(PACKAGED) and module in modules:
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
             for name in (n for n in defined(tree) if n in tokens and n[0] != "_"):
-                members[modules.get(module, module)][name] = tokens[name]
+                members[modules[module]][name] = tokens[name]
     return dict(members)
 
 
