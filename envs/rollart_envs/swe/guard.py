@@ -316,7 +316,7 @@ class Guard:
             codes.append(code)
             function = wrapped
         if code is None:
-            if isinstance(function, (type, types.BuiltinFunctionType)) or self.is_made(function):
+            if self._is_no_tests(function):
                 self.accuse(f"a test is no longer that of its file: {function!r:.80}")
             return
         name = code.co_filename
@@ -334,6 +334,14 @@ class Guard:
         finally:
             self.busy = False
         return code if isinstance(code, types.CodeType) else None
+
+    def expect_run(self, run: Any, test: str) -> None:
+        """Accuse if what runs a test instead of pytest is the patch's, or a builtin."""
+        if run is not None and self._is_no_tests(run):
+            self.accuse(f"a test is not run by pytest: {test}")
+
+    def _is_no_tests(self, function: Any) -> bool:
+        return isinstance(function, (type, types.BuiltinFunctionType)) or self.is_made(function)
 
     def is_made(self, value: Any) -> bool:
         """Tell whether a function, or what is called of another object, is the patch's code."""
@@ -508,7 +516,8 @@ def _loads(code: types.CodeType) -> bool:
 
 def _is_innocent(frame: Any, name: str) -> bool:
     """Tell whether a library's frame does an operation of its own accord."""
-    path, code = frame.f_code.co_filename, frame.f_code
+    code: types.CodeType = frame.f_code
+    path = code.co_filename
     file, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
     if name == "open":  # importing a module, or showing the line that a warning is about
         gets = code.co_name == "get_code" and path.startswith(("<frozen importlib", __file__))

@@ -212,11 +212,7 @@ def watcher(guard: Any, failed: set[str]) -> Any:
 def expect_item(guard: Any, item: Any) -> None:
     """Accuse unless what runs as a test is that of its file."""
     guard.expect_own(getattr(item, "obj", None))
-    run = vars(item).get("runtest")
-    if isinstance(run, (type, types.BuiltinFunctionType)) or (
-        run is not None and guard.is_made(run)
-    ):
-        guard.accuse("a test is not run by pytest: %s" % item.nodeid)  # noqa: UP031
+    guard.expect_run(vars(item).get("runtest"), item.nodeid)
 
 
 def expect_plugins(guard: Any, manager: Any) -> None:
