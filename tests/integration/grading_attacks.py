@@ -118,6 +118,7 @@ _IDS = {
     "sympy": "test_{}",
     "django": "test_{0} (tests.test_shapes.TestShapes.test_{0})",
 }
+READING = "def text_of(path):\n    with open(path) as file:\n        return file.read()\n"
 GOLD = {"shapes/__init__.py": FIX["shapes/__init__.py"]}
 
 
@@ -138,6 +139,7 @@ class Bench:
         tests = _TESTS if name == "sympy" else _CLASSES
         write(folder, {**SHAPES, "tests/test_shapes.py": tests["base"]})
         write(folder, {"bin/test": _BIN_TEST, "tests/runtests.py": _RUNTESTS})
+        write(folder, {"shapes/reading.py": READING})
         write(folder, {"tests/cases.json": '{"area": [[2, 3, 6], [3, 4, 12]]}\n'})
         for program in ("bin/test", "tests/runtests.py"):
             (folder / program).chmod(0o755)

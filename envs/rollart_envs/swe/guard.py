@@ -498,6 +498,8 @@ def _writes(mode: Any, flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
+_OPENS = frozenset(("open", "read_text", "read_bytes", "getsource", "get_source", "getlines"))
+"""Names in code of a package, such as a linter, that reads files by itself."""
 _FRAMES = frozenset(("_getframe", "currentframe", "stack", "inspect"))
 """Names in code that asks for a frame by itself."""
 
@@ -505,6 +507,12 @@ _FRAMES = frozenset(("_getframe", "currentframe", "stack", "inspect"))
 def _is_unnamed(code: types.CodeType) -> bool:
     """Tell whether code says that it is of no file."""
     return code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
+
+
+def _is_pythons(path: str) -> bool:
+    """Tell whether a file is one of Python's own modules."""
+    own = path.startswith(os.path.dirname(os.__file__) + os.sep)
+    return path.startswith("<") or (own and "-packages" + os.sep not in path)
 
 
 def _loads(code: types.CodeType) -> bool:
@@ -522,7 +530,8 @@ def _is_innocent(frame: Any, name: str) -> bool:
     if name == "open":  # importing a module, or showing the line that a warning is about
         gets = code.co_name == "get_code" and path.startswith(("<frozen importlib", __file__))
         shows = file == "warnings.py" and code.co_name.startswith("_showwarn")
-        return gets or shows or (_loads(code) and not path.startswith("<"))
+        reads = not (_OPENS.isdisjoint(code.co_names) or _is_pythons(path))
+        return gets or shows or reads or (_loads(code) and not path.startswith("<"))
     if name == "process":
         asked = file in STARTERS or folder in STARTERS_IN
         return not (asked or path.startswith("<"))
