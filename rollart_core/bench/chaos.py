@@ -2,10 +2,11 @@
 
 A tiny model in two quick environments. At seeded random moments a part is killed with SIGKILL: an
 env worker, an engine, a trainer rank (of two), the controller (and the run is gone on with by
-``--resume``), and with ``runtime=ray`` a whole node of a cluster of four on this machine. A moment
-is an event of the run (so many batches trained, so many episodes begun), and the run goes on until
-it has recovered from the last kill. Its audit must find no ticket lost or trained twice, and
-nothing may be left: no process, no file in shared memory, no temporary file or socket.
+``--resume``), with ``runtime=ray`` a whole node of a cluster of four on this machine, and with
+``kinds="reward worker"`` a process of the reward backend `pool`. A moment is an event of the run
+(so many batches trained, so many episodes begun), and the run goes on until it has recovered from
+the last kill. Its audit must find no ticket lost or trained twice, and nothing may be left: no
+process, no file in shared memory, no temporary file or socket.
 
 With ``config=PATH`` the run is that one instead, with its own limits and concurrency, and it ends
 by itself after ``steps``: `rollart bench chaos config=webshop.yaml kinds=engine`.
@@ -34,6 +35,7 @@ from rollart_core.bench.chaos_run import (
     CONTROLLER,
     LIMIT_S,
     NODE,
+    REWARD_WORKER,
     ROLES,
     AttackedRun,
     Kill,
@@ -79,7 +81,7 @@ KINDS = {
     "ray": (*ROLES, NODE, CONTROLLER),
     "ray-local": (*ROLES, CONTROLLER),
 }
-"""Runtime -> what there is to kill."""
+"""Runtime -> what is killed unless ``kinds`` says otherwise."""
 CONFIG_STEPS, CONFIG_KILLS = 60, 5
 """Defaults with ``config``."""
 SLOT = "slot"
@@ -125,8 +127,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         options: ``short``: one kill of each kind in 6 train_steps or more, and no run in peace;
             ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline``,
             ``ray``: a cluster of four nodes, or ``ray-local``: one that the run starts), ``kinds``
-            (all, or names with commas); ``config``: a run config, which then ends after exactly
-            ``steps`` (60), with 5 kills of each kind and no run in peace;
+            (all but ``reward worker``, or names with commas); ``config``: a run config, which then
+            ends after exactly ``steps`` (60), with 5 kills of each kind and no run in peace;
             ``limit_s`` (240): most seconds to recover, or to the next moment of a kill;
             ``runs_dir``: where runs are kept; with ``config`` all others are keys of it.
 
@@ -139,7 +141,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """
     asked = Options("chaos", options)
     runtime = asked.choice("runtime", tuple(KINDS), "inline")
-    kinds = asked.names("kinds", KINDS[runtime])
+    kinds = asked.names("kinds", (*KINDS[runtime], REWARD_WORKER), KINDS[runtime])
     keys = {name: value for name, value in options.items() if name not in TAKES}
     if "config" in asked:
         steps, kills = (

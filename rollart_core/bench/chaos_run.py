@@ -41,6 +41,8 @@ INTERRUPTED = 130
 CONTROLLER, NODE = "controller", "node"
 ROLES = {"env worker": "env", "engine": "engine", "trainer rank": "trainer"}
 """Kind of victim -> name of its part."""
+REWARD_WORKER = "reward worker"
+"""A process of the reward backend `pool`: no part, and no event of the journal."""
 BACK_IN_JOURNAL = ("env", "engine")
 """Roles of which the journal says when one is back; a trainer is when it trains again."""
 _START = "from rollart_core.cli import main; main()"
@@ -210,6 +212,10 @@ class AttackedRun:
         signs = [lambda: all(self._num_back(role) >= n for role, n in wanted.items())]
         if kill.kind == CONTROLLER or lost["trainer"]:
             signs.append(lambda: self._num_lives() > lives)
+        if kill.kind == REWARD_WORKER:
+            signs.append(
+                lambda: bool(set(self.watched.reward_workers()) - set(lost[REWARD_WORKER]))
+            )
         signs.append(lambda: self.trained() > before)
         if not all(self._wait(sign, what) for sign in signs):
             tell(f"after train_step {before}: {kill.kind} killed, not back when the run ended")
@@ -225,6 +231,9 @@ class AttackedRun:
         none: dict[str, list[int]] = {role: [] for role in ROLES.values()}
         if kill.kind == CONTROLLER:
             return none
+        if kill.kind == REWARD_WORKER:
+            self._wait(lambda: bool(self.watched.reward_workers()), f"have a {REWARD_WORKER}")
+            return none | {REWARD_WORKER: [self.rng.choice(self.watched.reward_workers())]}
         if kill.kind in ROLES:
             role = ROLES[kill.kind]
             self._wait(lambda: bool(self._of(role)), f"have a {role}")

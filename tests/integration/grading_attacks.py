@@ -31,7 +31,8 @@ class Attack:
     effect: str
     runners: tuple[str, ...]
     style: str
-    """How the tests assert: ``plain``, by a ``helper`` in another module, or with ``data``."""
+    """How the tests assert: ``plain``, by a ``helper`` in another module, with ``data``, by
+    unittest's ``methods``; or ``functions``, one after the other, instead of a class."""
     source: str
     """Of the module under test."""
     files: dict[str, str]
@@ -76,7 +77,7 @@ _CLASS = (
 _AREA = (
     "\n    def test_area(self):\n        assert area(2, 3) == 6\n        assert area(3, 4) == 12\n"
 )
-_HELPER = re.compile(r"assert area\((\d, \d)\) == (\d+)")
+_ASSERTION = re.compile(r"assert area\((\d, \d)\) == (\d+)")
 _CASES = 'for w, h, wanted in json.load(open("tests/cases.json"))["area"]'
 _BY_DATA = f"assert all(area(w, h) == wanted {_CASES})".replace("json", '__import__("json")', 1)
 """What a test of the style ``data`` asserts; the lines are as many as those it replaces."""
@@ -117,6 +118,7 @@ _IDS = {
     "sympy": "test_{}",
     "django": "test_{0} (tests.test_shapes.TestShapes.test_{0})",
 }
+READING = "def text_of(path):\n    with open(path) as file:\n        return file.read()\n"
 GOLD = {"shapes/__init__.py": FIX["shapes/__init__.py"]}
 
 
@@ -137,6 +139,7 @@ class Bench:
         tests = _TESTS if name == "sympy" else _CLASSES
         write(folder, {**SHAPES, "tests/test_shapes.py": tests["base"]})
         write(folder, {"bin/test": _BIN_TEST, "tests/runtests.py": _RUNTESTS})
+        write(folder, {"shapes/reading.py": READING})
         write(folder, {"tests/cases.json": '{"area": [[2, 3, 6], [3, 4, 12]]}\n'})
         for program in ("bin/test", "tests/runtests.py"):
             (folder / program).chmod(0o755)
@@ -168,6 +171,7 @@ class Bench:
         *,
         style: str = "plain",
         test_patch: str = "",
+        gold: str = "",
         parity: bool = False,
         **extra: object,
     ) -> Report:
@@ -175,10 +179,17 @@ class Bench:
         task = self.tasks[runner]
         tests = test_patch or task.test_patch
         if style == "helper":
-            tests = _HELPER.sub(r"same(area(\1), \2)", tests)
+            tests = _ASSERTION.sub(r"same(area(\1), \2)", tests)
         if style == "data":
-            tests = _HELPER.sub(lambda _: _BY_DATA, tests)
-        task = replace(task, test_patch=tests, extra={**task.extra, **extra})
+            tests = _ASSERTION.sub(lambda _: _BY_DATA, tests)
+        if style == "methods":
+            tests = _ASSERTION.sub(r"found = area(\1); self.assertEqual(found, \2)", tests)
+        if style == "functions":
+            tests = self.patch(runner, {"tests/test_shapes.py": _TESTS["fixed"]})
+            ids = [(f"tests/test_shapes.py::test_{name}",) for name in ("area", "edge")]
+            task = replace(task, fail_to_pass=ids[0], pass_to_pass=ids[1])
+        task = replace(task, test_patch=tests, patch=gold or task.patch)
+        task = replace(task, extra={**task.extra, **extra})
         tree = base_tree(task, self.repos[runner])
         needs = needs_of(task, beside=None, python="/usr/bin/python3")
         judging = judge_patch(

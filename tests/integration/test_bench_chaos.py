@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import signal
 import subprocess
@@ -237,3 +238,31 @@ def test_a_config_is_taken_as_it_is_but_for_its_end(tmp_path: Path, monkeypatch)
 def test_keys_of_a_config_need_one():
     with pytest.raises(UserError, match=r"has no 'kils'. Did you mean 'kills'.*config=PATH"):
         chaos.run({"short": True, "kils": 2})
+
+
+def test_workers_of_rewards_are_found_by_their_program():
+    watched = Watched("of this test, too")
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={MARK_VARIABLE: watched.mark},
+        )
+        for name in (chaos_victims.REWARD_PROGRAM, "another.program")
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()
+        assert watched.reward_workers() == [children[0].pid]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert watched.reward_workers() == []
+
+
+def test_the_program_of_a_reward_worker_is_there():
+    assert importlib.util.find_spec(chaos_victims.REWARD_PROGRAM) is not None

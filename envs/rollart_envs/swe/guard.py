@@ -4,25 +4,33 @@ Takes: which files a patch touched, and what they held before. Gives: a call of 
 each thing that a judged patch must not do. Never: refuses what the base code or the runner does.
 
 Python reports some operations to audit hooks, which no Python code can remove: reading frames,
-asking the garbage collector for objects, tracing, changing a function's code. Such an operation
-counts if the code responsible for it lies in a file that the patch touched, and neither that file's
-base version nor the gold patch uses it. Files of tests are compiled here, so that a test is known
-by its code object, and ``==`` in them notices values that equal everything. Functions and classes
-of the runner, ``ast`` and ``builtins`` are compared between tests.
+asking the garbage collector for objects, tracing, changing a function's code, reading the tests'
+sources, starting a process. Such an operation counts if the code responsible for it is the patch's,
+and neither the base version of its file nor the gold patch uses it. Code of the patch lies in a
+file that the patch touched, or was executed by such code, whatever file it says it is from.
+Libraries that the patch has do something are no excuse, except a few that do it by themselves.
+
+Files of tests are compiled here, so that a test is known by its code object, and ``==`` in them
+notices values that equal everything. Functions and classes of the runner, ``ast`` and ``builtins``
+are compared between tests.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import os
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
 
 WATCHED = ("unittest", "_pytest", "pluggy", "ast", "builtins", "importlib")
-EQUAL = "@rollart_equal"
+EQUAL, ASSERTION = "@rollart equal", "@rollart assertion"
+"""Stand in a test's code for functions of the guard, until these take their place."""
 WORDS = {
     "gc.get_objects": ("get_objects",),
     "gc.get_referrers": ("get_referrers",),
@@ -39,33 +47,53 @@ WORDS = {
     "write": ("open(", "write_text", "write_bytes", "shutil", "rename", "replace(", "remove("),
     "ctypes.dlopen": ("ctypes",),
     "ctypes.dlsym": ("ctypes",),
+    "process": ("subprocess", "popen", "Popen", "os.system", "spawn", "fork", "multiprocessing"),
 }
 """Operations that are watched, and words of a source that show that it uses one."""
 WRITES = {"os.rename": 2, "os.remove": 1, "os.truncate": 1, "os.link": 2, "os.symlink": 2}
 """Operations that replace files -> how many paths are their first arguments."""
-EVENTS = ("gc.", "sys.", "object.", "ctypes.", "open", *WRITES)
+PROCESSES = (
+    *("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"),
+    "os.spawn",
+)
+"""Events of a process that is started."""
+EVENTS = ("gc.", "sys.", "object.", "ctypes.", "open", *WRITES, *PROCESSES)
+MADE = ("exec", "function.__new__")
+"""Events whose first argument is code that is to run under a name of its own choice."""
 HELPERS = (
     *("inspect.py", "dis.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py"),
-    "shutil.py",
+    *("shutil.py", "pkgutil.py"),
 )
+"""Files of Python's that do what they are asked."""
+STARTERS = ("subprocess.py", "os.py", "pty.py", "process.py", "context.py", "pool.py")
+STARTERS_IN = ("multiprocessing", "asyncio", "concurrent")
+"""Files, and folders, of Python's that start the processes they are asked for."""
 
 
 class Guard:
     """What is known of the files, and what was seen of the runner."""
 
     def __init__(self, order: Any, accuse: Callable[[str], None]) -> None:
-        root = os.path.realpath(os.getcwd())
+        self.root = root = os.path.realpath(os.getcwd())
         base = order.get("base", {})
         self.base = {os.path.join(root, path): text for path, text in base.items()}
         self.gold = order.get("gold", "")
+        self.own = {os.path.join(root, path) for path in order.get("own", ())}
         self.tests = {os.path.join(root, path) for path in order.get("tests", ())}
         self.folders = tuple(os.path.join(root, p, "") for p in order.get("test_folders", ()))
         self.accuse = accuse
-        self.codes: dict[types.CodeType, bool] = {}
+        self.codes: dict[int, types.CodeType] = {}
         self.paths: dict[str, str] = {}
+        self.wrappers: dict[int, list[types.CodeType]] = {}
+        self.helping = {
+            EQUAL: equal_of(self.expect_honest),
+            ASSERTION: assertion_of(self.expect_assertion),
+        }
         self.runner: dict[Any, Any] = {}
         self.helpers: dict[Any, Any] = {}
-        self.busy = False
+        self.made: dict[int, tuple[types.CodeType, str]] = {}
+        self.began = time.time()
+        self._here = threading.local()
         self.present = {
             os.path.join(folder, name)
             for top in self.folders
@@ -73,6 +101,15 @@ class Guard:
             for name in names
         }
         """Files in folders of tests, before the package is imported."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether this thread does the guard's own work."""
+        return bool(getattr(self._here, "busy", False))
+
+    @busy.setter
+    def busy(self, busy: bool) -> None:
+        self._here.busy = busy
 
     def path(self, name: str) -> str:
         """Return a file's path without links."""
@@ -89,15 +126,36 @@ class Guard:
         path = self.path(name)
         return path in self.tests or (path.startswith(self.folders) and path not in self.base)
 
+    def origin(self, code: Any) -> str | None:
+        """Return the file of the patch that a code object is due to; None: it is not the patch's.
+
+        Empty where the code is nobody's, and so can only be the patch's.
+        """
+        made = self.made.get(id(code))
+        if made is not None:
+            return made[1]
+        path = self.path(code.co_filename)
+        return path if path in self.base else None
+
     # Audit events.
 
     def audit(self, event: str, arguments: Any) -> None:
         """Look at an operation that Python reports."""
+        if event in MADE:
+            if not self.busy and isinstance(arguments[0], types.CodeType):
+                self.busy = True
+                try:
+                    self._take(arguments[0], sys._getframe(1))
+                finally:
+                    self.busy = False
+            return
         if self.busy or not event.startswith(EVENTS):
             return
         name = arguments[1] if event.startswith("object.") else event
         if event in WRITES:
             name = "write"
+        elif event in PROCESSES:
+            name = "process"
         if name not in WORDS:
             return
         self.busy = True
@@ -107,25 +165,90 @@ class Guard:
             self.busy = False
 
     def _judge(self, event: str, name: str, arguments: Any) -> None:
-        frame = _responsible(sys._getframe(2), event)
-        if frame is None or not self.is_patched(frame.f_code.co_filename):
-            return
-        path = self.path(frame.f_code.co_filename)
-        if name == "__code__" and not self._is_tests_code(arguments[0]):
-            return
+        if name == "__code__":
+            if len(arguments) > 2 and isinstance(arguments[2], types.CodeType):
+                self._take(arguments[2], sys._getframe(2))
+            if not self._is_tests_code(arguments[0]):
+                return
         if name == "open" and not self._is_secret(arguments[0]):
             if not _writes(*arguments[1:3]):
                 return
             name = "write"
         if name == "write" and not any(map(self._was_in_tests, arguments[: WRITES.get(event, 1)])):
             return
-        known = self.base[path] + self.gold
-        if name == "open" or not any(word in known for word in WORDS[name]):
-            self.accuse(f"{os.path.basename(path)} uses {event} ({name})")
+        path, code = self._responsible(sys._getframe(2), name)
+        if path is None:
+            return
+        known = self.gold if name == "open" else self.base.get(path, "") + self.gold
+        unchanged = name == "open" and code is not None and self._was_there(code)
+        if not unchanged and not any(word in known for word in WORDS[name]):
+            self.accuse(f"{os.path.basename(path) or 'code of no file'} uses {event} ({name})")
+
+    def _responsible(self, frame: Any, name: str) -> tuple[str | None, Any]:
+        """Return the file of the patch to which an operation is due, and the code there.
+
+        None: it is not the patch's.
+
+        The innermost frame that is the repository's decides. Libraries on the way there do what
+        they are asked, unless they are known to do it of their own accord.
+        """
+        word, own = name.rpartition(".")[2], False
+        while frame is not None:
+            code = frame.f_code
+            path = self.origin(code)
+            if path is not None:
+                return path, code
+            name_of = code.co_filename
+            if name_of[:1] != "<" and self.path(name_of).startswith(self.root + os.sep):
+                return None, None
+            if _is_innocent(frame, name):
+                return None, None
+            own = own or word in code.co_names
+            frame = frame.f_back
+        nobody = not own and threading.current_thread() is not threading.main_thread()
+        return ("" if nobody else None), None
+
+    def _take(self, code: types.CodeType, frame: Any) -> None:
+        """Note code that the patch executes, unless it is that of a file that was there before."""
+        if self._is_known(code):
+            return
+        caller, path = frame.f_code, self.origin(frame.f_code)
+        if path is None and _loads(caller) and self._was_loaded(code, frame):
+            return
+        while path is None and frame is not None:
+            if self.is_test(frame.f_code.co_filename):
+                return
+            path, frame = self.origin(frame.f_code), frame.f_back
+        if path is None and not {"exec", "eval", "FunctionType"}.isdisjoint(caller.co_names):
+            return  # nobody of the repository asked for it: the runner, or a library
+        pending = [code]
+        while pending:
+            found = pending.pop()
+            self.made[id(found)] = (found, path or "")
+            pending += [c for c in found.co_consts if isinstance(c, types.CodeType)]
+
+    def _was_loaded(self, code: types.CodeType, frame: Any) -> bool:
+        """Tell whether a loader executes a module whose files are as they were."""
+        scope = (frame.f_locals.get("args") or (None,))[-1]
+        spec = scope.get("__spec__") if isinstance(scope, dict) else None
+        compiled = getattr(spec, "cached", None)
+        files = [code.co_filename, getattr(spec, "origin", None)]
+        if isinstance(compiled, str) and os.path.exists(compiled):
+            files.append(compiled)
+        return all(self._is_old(f) for f in files if isinstance(f, str) and not f.startswith("<"))
+
+    def _is_old(self, name: str) -> bool:
+        """Tell whether a file is as it was when the run began."""
+        try:
+            if os.stat(name).st_ctime <= self.began:
+                return True
+            return bool(os.statvfs(name).f_flag & os.ST_RDONLY)  # links to it are made outside
+        except (OSError, ValueError):
+            return False
 
     def _is_tests_code(self, function: Any) -> bool:
         return isinstance(function, types.FunctionType) and (
-            function.__code__ in self.codes or self.is_test(function.__code__.co_filename)
+            self._is_known(function.__code__) or self.is_test(function.__code__.co_filename)
         )
 
     def _was_in_tests(self, name: Any) -> bool:
@@ -166,49 +289,91 @@ class Guard:
         parse = ast.parse
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
         importlib.machinery.SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign,assignment]
-        import builtins
-
-        setattr(builtins, EQUAL, self.equal)
 
     def guarded(self, tree: Any) -> Any:
-        """Return a module's tree in which ``==`` is watched."""
-        return ast.fix_missing_locations(_Equals().visit(tree))
+        """Return a module's tree in which ``==`` and assertions are watched."""
+        return ast.fix_missing_locations(_Watched().visit(tree))
 
-    def known(self, code: Any) -> Any:
-        """Note the code objects of a file of tests; return it."""
-        self.codes[code] = True
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                self.known(inner)
+    def known(self, code: types.CodeType) -> types.CodeType:
+        """Return the code of a file of tests, ready to compare; note it and what it holds."""
+        consts: Any = [
+            self.known(c) if isinstance(c, types.CodeType) else c for c in code.co_consts
+        ]
+        consts = [self.helping.get(c, c) if isinstance(c, str) else c for c in consts]
+        code = code.replace(co_consts=tuple(consts))
+        self.codes[id(code)] = code
         return code
 
     def expect_own(self, function: Any) -> None:
-        """Accuse unless a test's function is that of its file."""
+        """Accuse unless a test's function is that of its file, and wrapped as it was at first."""
+        codes = []
         for _ in range(100):
-            function = getattr(function, "__func__", function)
+            function = unbound(function)
+            code = self._code_of(function)
             wrapped = getattr(function, "__wrapped__", None)
             if wrapped is None:
                 break
+            codes.append(code)
             function = wrapped
+        if code is None:
+            if self._is_no_tests(function):
+                self.accuse(f"a test is no longer that of its file: {function!r:.80}")
+            return
+        name = code.co_filename
+        if self.origin(code) is not None or (self.is_test(name) and not self._is_known(code)):
+            self.accuse(f"a test is no longer that of its file: {code.co_name} of {name}")
+        wrappers = [c for c in codes if c is not None and self.origin(c) is not None]
+        kept = self.wrappers.setdefault(id(code), wrappers)
+        if any(all(c is not old for old in kept) for c in wrappers):
+            self.accuse(f"a test was wrapped by the patch: {code.co_name} of {name}")
+
+    def _code_of(self, function: Any) -> types.CodeType | None:
         self.busy = True
         try:
             code = getattr(function, "__code__", None)
         finally:
             self.busy = False
-        if code is None:
+        return code if isinstance(code, types.CodeType) else None
+
+    def expect_run(self, run: Any, test: str) -> None:
+        """Accuse if what runs a test instead of pytest is the patch's, or a builtin."""
+        if run is not None and self._is_no_tests(run):
+            self.accuse(f"a test is not run by pytest: {test}")
+
+    def _is_no_tests(self, function: Any) -> bool:
+        return isinstance(function, (type, types.BuiltinFunctionType)) or self.is_made(function)
+
+    def is_made(self, value: Any) -> bool:
+        """Tell whether a function, or what is called of another object, is the patch's code."""
+        value = unbound(value)
+        if not isinstance(value, types.FunctionType):
+            kinds = (vars(kind) for kind in type(value).__mro__)
+            value = next((kind["__call__"] for kind in kinds if "__call__" in kind), None)
+        code = self._code_of(value)
+        return code is not None and self.origin(code) is not None
+
+    def expect_hook(self, name: str, function: Any) -> None:
+        """Accuse if a hook of pytest's is the patch's, unless the gold patch has it there, too."""
+        code = self._code_of(unbound(function))
+        path = None if code is None else self.origin(code)
+        if path is None or (path in self.own and name in self.base[path] + self.gold):
             return
-        name = code.co_filename
-        if self.is_patched(name) or (self.is_test(name) and not self._is_known(code)):
-            self.accuse(f"a test is no longer that of its file: {code.co_name} of {name}")
+        self.accuse(f"the patch has a hook of pytest's: {name}")
+
+    def expect_plugin(self, name: str) -> None:
+        """Accuse if a plugin's file is the patch's, unless the gold patch touches it, too."""
+        if self.is_patched(name) and self.path(name) not in self.own:
+            self.accuse(f"the patch registers a plugin: {name}")
 
     def _is_known(self, code: types.CodeType) -> bool:
-        return any(code is known for known in self.codes if known == code)
+        return id(code) in self.codes
 
-    def equal(self, one: Any, other: Any) -> Any:
-        """Return ``one == other``; accuse if that is so for values that differ."""
-        result = one == other
-        self.expect_honest(one, other)
-        return result
+    def expect_assertion(self, name: str, found: Any) -> None:
+        """Accuse if a method by which tests assert is the patch's, unless gold has it there."""
+        code = self._code_of(unbound(found))
+        path = None if code is None else self.origin(code)
+        if path is not None and not (path in self.own and name in self.base[path] + self.gold):
+            self.accuse(f"the patch has an assertion of the tests: {name}")
 
     def expect_honest(self, one: Any, other: Any) -> None:
         """Accuse if one of two values equals others that differ."""
@@ -231,11 +396,8 @@ class Guard:
                 break
         else:
             return
-        method = vars(kind)["__eq__"]
-        self.busy = True
-        code = getattr(method, "__code__", None)
-        self.busy = False
-        if code is None or not self.is_patched(code.co_filename) or self._was_there(code):
+        code = self._code_of(vars(kind)["__eq__"])
+        if code is None or self.origin(code) is None or self._was_there(code):
             return
         if all(value == other for other in (plain, *_OTHERS[type(plain)](plain))):
             self.accuse(f"a {type(value).__name__} equals values that differ")
@@ -243,7 +405,7 @@ class Guard:
     def _was_there(self, code: types.CodeType) -> bool:
         try:
             pending = [compile(self.base[self.path(code.co_filename)], "base", "exec")]
-        except (SyntaxError, ValueError):
+        except (KeyError, SyntaxError, ValueError):
             return False
         while pending:
             found = pending.pop()
@@ -282,14 +444,14 @@ class Guard:
             for key, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType):
                     kept = self.helpers.setdefault((name, key), value)
-                    if kept is not value and self.is_patched(value.__code__.co_filename):
+                    if kept is not value and self.origin(value.__code__) is not None:
                         self.accuse(f"{name}.{key} was changed")
 
     def _is_foreign(self, value: Any) -> bool:
         """Tell whether a new part of the runner is not the base code's or another package's."""
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if isinstance(code, types.CodeType):
-            return self.is_patched(code.co_filename) or code.co_filename.startswith("<")
+            return self.origin(code) is not None or code.co_filename.startswith("<")
         module = sys.modules.get(str(getattr(value, "__module__", "")))
         path = getattr(module, "__file__", None)
         if not isinstance(path, str):
@@ -307,6 +469,28 @@ _OTHERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
+def equal_of(expect_honest: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
+    """Return a function for ``==``; nothing that has it can reach the guard by its attributes."""
+
+    def equal(one: Any, other: Any) -> Any:
+        result = one == other
+        expect_honest(one, other)
+        return result
+
+    return equal
+
+
+def assertion_of(expect_assertion: Callable[[str, Any], None]) -> Callable[[Any, str], Any]:
+    """Return a function for ``value.assertName``; it is like that of :func:`equal_of`."""
+
+    def assertion(value: Any, name: str) -> Any:
+        found = getattr(value, name)
+        expect_assertion(name, found)
+        return found
+
+    return assertion
+
+
 def _writes(mode: Any, flags: Any) -> bool:
     """Tell whether a file is opened to be written, as the audit event ``open`` says it."""
     if isinstance(mode, str):
@@ -314,18 +498,55 @@ def _writes(mode: Any, flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-def _responsible(frame: Any, event: str) -> Any:
-    """Return the frame of the code that an operation is due to; None: nobody's."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        base = os.path.basename(name)
-        walks = base == "traceback.py" and frame.f_code.co_name in ("walk_tb", "walk_stack")
-        unnamed = name.startswith("<") and not name.startswith("<frozen")
-        if base in HELPERS or walks or unnamed:
-            frame = frame.f_back
-            continue
-        return frame
-    return None
+_OPENS = frozenset(("open", "read_text", "read_bytes", "getsource", "get_source", "getlines"))
+"""Names in code of a package, such as a linter, that reads files by itself."""
+_FRAMES = frozenset(("_getframe", "currentframe", "stack", "inspect"))
+"""Names in code that asks for a frame by itself."""
+
+
+def _is_unnamed(code: types.CodeType) -> bool:
+    """Tell whether code says that it is of no file."""
+    return code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
+
+
+def _is_pythons(path: str) -> bool:
+    """Tell whether a file is one of Python's own modules."""
+    own = path.startswith(os.path.dirname(os.__file__) + os.sep)
+    return path.startswith("<") or (own and "-packages" + os.sep not in path)
+
+
+def _loads(code: types.CodeType) -> bool:
+    """Tell whether code executes modules that are imported."""
+    name = code.co_filename
+    rewrites = os.path.join("_pytest", "assertion", "rewrite.py")
+    return name.startswith("<frozen importlib") or name.endswith(rewrites)
+
+
+def _is_innocent(frame: Any, name: str) -> bool:
+    """Tell whether a library's frame does an operation of its own accord."""
+    code: types.CodeType = frame.f_code
+    path = code.co_filename
+    file, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
+    if name == "open":  # importing a module, or showing the line that a warning is about
+        gets = code.co_name == "get_code" and path.startswith(("<frozen importlib", __file__))
+        shows = file == "warnings.py" and code.co_name.startswith("_showwarn")
+        reads = not (_OPENS.isdisjoint(code.co_names) or _is_pythons(path))
+        return gets or shows or reads or (_loads(code) and not path.startswith("<"))
+    if name == "process":
+        asked = file in STARTERS or folder in STARTERS_IN
+        return not (asked or path.startswith("<"))
+    if name == "sys._getframe":
+        if file == "__init__.py" and folder == "logging":  # others get frames from it, too
+            caller = frame.f_back
+            return bool(caller is not None and caller.f_code.co_filename == path)
+        gives = code.co_name in ("extract_stack", "print_stack", "format_stack", "walk_stack")
+        return not (gives or file in HELPERS or _FRAMES.isdisjoint(code.co_names))
+    if name.startswith("ctypes."):
+        return folder != "ctypes" or code.co_name == "<module>"
+    if name in ("tb_frame", "gi_frame", "cr_frame"):
+        walks = code.co_name in ("walk_tb", "walk_stack")
+        return folder == "asyncio" or (file == "traceback.py" and not walks)
+    return False
 
 
 def parts(is_wanted: Callable[[str], bool]) -> dict[Any, Any]:
@@ -348,6 +569,13 @@ def parts(is_wanted: Callable[[str], bool]) -> dict[Any, Any]:
     return found
 
 
+def unbound(function: Any) -> Any:
+    """Return the function behind methods and partial calls."""
+    while isinstance(function, (types.MethodType, functools.partial)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return function
+
+
 def code_of(member: Any) -> Any:
     """Return the code behind a function, method or property; None when it is none."""
     if isinstance(member, (staticmethod, classmethod)):
@@ -357,11 +585,23 @@ def code_of(member: Any) -> Any:
     return member.__code__ if isinstance(member, types.FunctionType) else None
 
 
-class _Equals(ast.NodeTransformer):
+class _Watched(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
         """Replace ``a == b`` by a call that looks at both."""
         self.generic_visit(node)
         if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
             return node
-        name = ast.Name(EQUAL, ast.Load())
-        return ast.copy_location(ast.Call(name, [node.left, node.comparators[0]], []), node)
+        return _call(EQUAL, node, [node.left, node.comparators[0]])
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Replace ``a.assertName`` by a call that looks at what it is."""
+        self.generic_visit(node)
+        if not node.attr.startswith("assert") or not isinstance(node.ctx, ast.Load):
+            return node
+        return _call(ASSERTION, node, [node.value, ast.Constant(node.attr)])
+
+
+def _call(name: str, node: Any, arguments: list[ast.expr]) -> ast.Call:
+    """Return a call of a function of the guard; by its attribute, since Python warns of texts."""
+    called = ast.Attribute(ast.Constant(name), "__call__", ast.Load())
+    return ast.copy_location(ast.Call(called, arguments, []), node)

@@ -17,6 +17,7 @@ names, and what lies in their folders of tests.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -178,9 +179,11 @@ async def _context(
     tests, folders = tests_of(task)
     added = "\n".join(line for line in task.patch.split("\n") if line.startswith("+"))
     words = {word for words in guard.WORDS.values() for word in words if word in added}
+    words |= set(re.findall(r"\b(?:pytest_|assert)\w+", added))
     return {
         "base": base,
         "gold": " ".join(sorted(words)),
+        "own": sorted(touched_files(task.patch)),
         "tests": sorted(tests),
         "test_folders": sorted(folders),
     }

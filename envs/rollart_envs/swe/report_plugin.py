@@ -162,76 +162,104 @@ def seclude() -> None:
 # The tests' process.
 
 
-class Reporter:
-    """Follows pytest and writes one record a test."""
+class Hooks:
+    """A plugin of pytest's: functions, which keep what they know in closures.
 
-    def __init__(self, write: Any, guard: Any, plugins: list[list[str]]) -> None:
-        self.write, self._guard, self._plugins = write, guard, plugins
-        self._config: Any = None
-        self._statuses: dict[str, str] = {}
-        self._failed: set[str] = set()
+    The tested code can find it among pytest's plugins.
+    """
 
-    def pytest_addoption(self, parser: Any, pluginmanager: Any) -> None:
-        """Register the plugins of installed packages: no other is loaded by itself."""
+    def __init__(self, *hooks: Any) -> None:
+        vars(self).update({hook.__name__: hook for hook in hooks})
+
+
+def loader(plugins: list[list[str]]) -> Any:
+    """Return a plugin that registers those of installed packages: no other is loaded by itself."""
+
+    def pytest_addoption(parser: Any, pluginmanager: Any) -> None:
         blocked = {word[3:] for word in sys.argv if word.startswith("no:")}
         blocked |= {word[5:] for word in sys.argv if word.startswith("-pno:")}
-        for name, module in self._plugins:
+        for name, module in plugins:
             if name not in blocked and not pluginmanager.has_plugin(name):
                 pluginmanager.register(importlib.import_module(module), name)
 
-    def pytest_configure(self, config: Any) -> None:
-        """Keep the config, which knows how pytest prints ids."""
-        self._config = config
+    return Hooks(pytest_addoption)
 
-    def pytest_collection_finish(self, session: Any) -> None:
-        """Compare once all tests are imported."""
-        self._guard.compare()
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Compare before each test."""
-        self._guard.compare()
+def watcher(guard: Any, failed: set[str]) -> Any:
+    """Return a plugin that compares the runner, and sees for itself whether a test fails."""
+    import pytest
 
-    def pytest_runtest_call(self, item: Any) -> Any:
-        """See for ourselves whether a test fails."""
-        self._guard.expect_own(getattr(item, "obj", None))
-        self._expect_plugins(item.config.pluginmanager)
+    def pytest_collection_finish(session: Any) -> None:
+        guard.compare()
+        for item in session.items:
+            expect_item(guard, item)
+
+    def pytest_runtest_logstart(nodeid: str) -> None:
+        guard.compare()
+
+    def pytest_runtest_call(item: Any) -> Any:
+        expect_item(guard, item)
+        expect_plugins(guard, item.config.pluginmanager)
         outcome = yield
         if outcome.excinfo is not None or getattr(item, "_excinfo", None):
-            self._failed.add(item.nodeid)
-        self._guard.expect_own(getattr(item, "obj", None))
+            failed.add(item.nodeid)
+        expect_item(guard, item)
 
-    def _expect_plugins(self, manager: Any) -> None:
-        for plugin in manager.get_plugins():
-            owner = plugin if isinstance(plugin, types.ModuleType) else type(plugin)
-            module = sys.modules.get(str(getattr(owner, "__module__", owner.__name__)), owner)
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str) and self._guard.is_patched(path):
-                self._guard.accuse("the patch registers a plugin: %s" % path)  # noqa: UP031
+    pytest.hookimpl(hookwrapper=True, tryfirst=True)(pytest_runtest_call)
+    return Hooks(pytest_collection_finish, pytest_runtest_logstart, pytest_runtest_call)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take the report of a test's setup, call or teardown."""
+
+def expect_item(guard: Any, item: Any) -> None:
+    """Accuse unless what runs as a test is that of its file."""
+    guard.expect_own(getattr(item, "obj", None))
+    guard.expect_run(vars(item).get("runtest"), item.nodeid)
+
+
+def expect_plugins(guard: Any, manager: Any) -> None:
+    """Accuse if a plugin, or a hook, is the patch's."""
+    for plugin in manager.get_plugins():
+        owner = plugin if isinstance(plugin, types.ModuleType) else type(plugin)
+        module = sys.modules.get(str(getattr(owner, "__module__", owner.__name__)), owner)
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            guard.expect_plugin(path)
+    for name, hook in list(vars(manager.hook).items()):
+        for found in hook.get_hookimpls() if hasattr(hook, "get_hookimpls") else ():
+            guard.expect_hook(name, found.function)
+
+
+def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
+    """Return a plugin that writes one record a test."""
+    statuses: dict[str, str] = {}
+    configs: list[Any] = []
+
+    def named(nodeid: str) -> str:
+        relative = getattr(configs[0], "cwd_relative_nodeid", None) if configs else None
+        return str(relative(nodeid)) if relative is not None else nodeid
+
+    def pytest_configure(config: Any) -> None:
+        configs.append(config)  # it knows how pytest prints ids
+
+    def pytest_runtest_logreport(report: Any) -> None:
         status = status_of(report)
         if status is not None:
-            self._statuses[report.nodeid] = status
+            statuses[report.nodeid] = status
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Write what became of a test."""
-        self._guard.compare()
-        status = self._statuses.pop(nodeid, None)
-        if nodeid in self._failed and status in ("PASSED", "XPASS"):
-            self._guard.accuse("a test that failed is said to pass")
-        self._failed.discard(nodeid)
+    def pytest_runtest_logfinish(nodeid: str) -> None:
+        guard.compare()
+        status = statuses.pop(nodeid, None)
+        if nodeid in failed and status in ("PASSED", "XPASS"):
+            guard.accuse("a test that failed is said to pass")
+        failed.discard(nodeid)
         if status is not None:
-            self.write({"id": self._id(nodeid), "status": status})
+            write({"id": named(nodeid), "status": status})
 
-    def pytest_collectreport(self, report: Any) -> None:
-        """Write that a file could not be collected."""
+    def pytest_collectreport(report: Any) -> None:
         if report.failed:
-            self.write({"id": self._id(report.nodeid), "status": "ERROR"})
+            write({"id": named(report.nodeid), "status": "ERROR"})
 
-    def _id(self, nodeid: str) -> str:
-        relative = getattr(self._config, "cwd_relative_nodeid", None)
-        return str(relative(nodeid)) if relative is not None else nodeid
+    reports = (pytest_runtest_logreport, pytest_runtest_logfinish, pytest_collectreport)
+    return Hooks(pytest_configure, *reports)
 
 
 def status_of(report: Any) -> str | None:
@@ -272,10 +300,11 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
 
     rewrite.rewrite_asserts, rewrite._rewrite_test = rewrite_asserts, rewrite_test
     rewrite._read_pyc = lambda *rest, **named: None
-    pytest.hookimpl(hookwrapper=True, tryfirst=True)(Reporter.pytest_runtest_call)
     guard.watch()
     look_in(sources)
-    return int(pytest.main(sys.argv[1:], plugins=[Reporter(write, guard, plugins)]))
+    failed: set[str] = set()
+    own = [loader(plugins), watcher(guard, failed), reporter(write, guard, failed)]
+    return int(pytest.main(sys.argv[1:], plugins=own))
 
 
 def installed_plugins() -> list[list[str]]:
@@ -334,7 +363,7 @@ def connected(order: dict[str, Any], lines_to: int) -> Any:
         frame: Any = frame_of(1)
         foreign = threading.current_thread() is not main
         while frame is not None and not foreign:
-            foreign, frame = guard.is_patched(frame.f_code.co_filename), frame.f_back
+            foreign, frame = guard.origin(frame.f_code) is not None, frame.f_back
         guard.busy = False
         if foreign:
             accuse("the reporter was called by the patch")

@@ -16,65 +16,86 @@ from typing import Any, Callable
 
 
 def unittest_result(write: Any, guard: Any, *, with_docs: bool) -> Any:
-    """Return a class of results that writes the worst that was said of each test."""
+    """Return a class of results that writes the worst that was said of each test.
+
+    What it knows lies in closures, and its methods in its objects: the tested code can find the
+    class by unittest's runner.
+    """
     import unittest
 
-    class Result(unittest.TextTestResult):
-        """Remembers the worst that was said of each test."""
+    base = unittest.TextTestResult
 
-        def startTest(self, test: Any) -> None:
-            """Begin with nothing said, and see for ourselves whether it fails."""
-            self.said = ""
-            self.seen: list[Any] = []
+    def hooks(result: Any) -> dict[str, Any]:
+        said: list[str] = []
+        seen: list[Any] = []
+
+        def say(status: str) -> None:
+            if not said or status in ("FAILED", "ERROR"):
+                said[:] = [status]
+
+        def startTest(test: Any) -> None:
+            said.clear()
+            seen.clear()
             guard.compare()
             method = getattr(test, getattr(test, "_testMethodName", ""), None)
             guard.expect_own(method)
             if method is not None and not inspect.iscoroutinefunction(method):
-                setattr(test, test._testMethodName, observed(method, self.seen))
-            super().startTest(test)
+                setattr(test, test._testMethodName, observed(method, seen))
+            base.startTest(result, test)
 
-        def stopTest(self, test: Any) -> None:
-            """Write what became of it."""
-            super().stopTest(test)
+        def stopTest(test: Any) -> None:
+            base.stopTest(result, test)
             guard.compare()
             vars(test).pop(getattr(test, "_testMethodName", ""), None)
-            if self.seen and self.said in ("PASSED", "XPASS"):
+            if seen and said[:1] in (["PASSED"], ["XPASS"]):
                 guard.accuse("a test that failed is said to pass")
-            names = [test.id()]
-            if with_docs and test.shortDescription():
-                names.append(test.shortDescription())
-            for name in names:
-                write({"id": name, "status": self.said or "ERROR"})
+            described = test.shortDescription() if with_docs else None
+            for name in (test.id(), described):
+                if name:
+                    write({"id": name, "status": said[0] if said else "ERROR"})
 
-        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-            """Take a part of a test for the test."""
-            super().addSubTest(test, subtest, err)
+        def addSubTest(test: Any, subtest: Any, err: Any) -> None:
+            base.addSubTest(result, test, subtest, err)
             if err is not None:
-                self.said = "FAILED"
+                say("FAILED")
 
-    for name, status in (
-        ("addSuccess", "PASSED"),
-        ("addFailure", "FAILED"),
-        ("addError", "ERROR"),
-        ("addSkip", "SKIPPED"),
-        ("addExpectedFailure", "XFAIL"),
-        ("addUnexpectedSuccess", "XPASS"),
-    ):
-        setattr(Result, name, says(Result, write, name, status))
+        return {"startTest": startTest, "stopTest": stopTest, "addSubTest": addSubTest, "say": say}
+
+    class Result(base):  # type: ignore[valid-type,misc]
+        """Remembers the worst that was said of each test."""
+
+        def __init__(self, *rest: Any, **named: Any) -> None:
+            super().__init__(*rest, **named)
+            own = hooks(self)
+            say = own.pop("say")
+            self.__dict__.update(own, **says(base, self, say, write))
+
     return Result
 
 
-def says(result: Any, write: Any, name: str, status: str) -> Any:
-    """Return a result's method ``name``, which notes a status."""
+_SAID = {
+    "addSuccess": "PASSED",
+    "addFailure": "FAILED",
+    "addError": "ERROR",
+    "addSkip": "SKIPPED",
+    "addExpectedFailure": "XFAIL",
+    "addUnexpectedSuccess": "XPASS",
+}
 
-    def add(self: Any, test: Any, *rest: Any) -> None:
-        getattr(super(result, self), name)(test, *rest)
-        if hasattr(self, "said") and (not self.said or status in ("FAILED", "ERROR")):
-            self.said = status
-        if not hasattr(test, "_testMethodName"):  # of a class or module as a whole
-            write({"id": test.id(), "status": status})
 
-    return add
+def says(base: Any, result: Any, say: Any, write: Any) -> dict[str, Any]:
+    """Return a result's methods that note a status."""
+
+    def adding(name: str, status: str) -> Any:
+        def add(test: Any, *rest: Any) -> None:
+            getattr(base, name)(result, test, *rest)
+            say(status)
+            if not hasattr(test, "_testMethodName"):  # of a class or module as a whole
+                write({"id": test.id(), "status": status})
+
+        return add
+
+    return {name: adding(name, status) for name, status in _SAID.items()}
 
 
 def observed(method: Any, seen: list[Any]) -> Any:
@@ -119,6 +140,16 @@ def prepared_unittest(write: Any, guard: Any, *, with_docs: bool) -> Any:
         return function(self, first, second)
 
     case._getAssertEqualityFunc = chosen
+    loader: Any = unittest.TestLoader
+    loads = loader.loadTestsFromTestCase
+
+    def loaded(self: Any, kind: Any) -> Any:
+        suite = loads(self, kind)
+        for test in suite:
+            guard.expect_own(getattr(test, getattr(test, "_testMethodName", ""), None))
+        return suite
+
+    loader.loadTestsFromTestCase = loaded
     result = unittest_result(write, guard, with_docs=with_docs)
     unittest.TextTestRunner.resultclass = result
     guard.watch()
