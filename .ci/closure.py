@@ -50,7 +50,7 @@ class Closure:
             found.add(path)
             if path.suffix == ".py":
                 todo += self._depends_on(path)
-                todo += self._beside(path.parent)
+                todo += self._nearby(path.parent)
         return sorted(path.relative_to(self._root) for path in found)
 
     def _all_of(self, path: Path) -> list[Path]:
@@ -114,7 +114,7 @@ class Closure:
         """Return the modules that the entry points of this distribution name."""
         return [path for source in SOURCES for path in (self._root / source).glob("*/plugin.py")]
 
-    def _beside(self, folder: Path) -> Iterator[Path]:
+    def _nearby(self, folder: Path) -> Iterator[Path]:
         """Yield the data files in the folder of a module."""
         if folder == self._root:
             return

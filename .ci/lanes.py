@@ -87,7 +87,7 @@ SLOTS = 3
 """Lanes with real components leave a processor idle for most of the time."""
 ELSEWHERE = "gpu or ray or docker or sglang or agents or adapters or peers or nightly or bench"
 ENGINE = ("tests/docker/engine", "run")
-BENCH = ("tests/bench", "rollart_core/bench")
+BENCH = ("tests/bench", "plugins/rollart_bench")
 """Benchmarks are found by the files in their folder; no import names them."""
 TWO = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
 BUILD_AND_CHECK = (

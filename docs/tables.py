@@ -18,28 +18,26 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from rollart_core import (
-    config,
-    config_envs,
-    config_evaluation,
-    config_guard,
-    config_model,
-    config_rewards,
-    config_runtime,
-    config_shape,
-    config_trainer,
-    config_training,
-    registry,
-)
-from rollart_core.boxes.options import PoolOptions
 from rollart_core.cli import COMMANDS
 from rollart_core.cli.fields import FieldHelp, fields_of
-from rollart_core.config_base import Section
+from rollart_core.config import envs as config_envs
+from rollart_core.config import evaluation as config_evaluation
+from rollart_core.config import guard as config_guard
+from rollart_core.config import model as config_model
+from rollart_core.config import model_shape as config_shape
+from rollart_core.config import run as config
+from rollart_core.config import runtime as config_runtime
+from rollart_core.config import scoring as config_rewards
+from rollart_core.config import trainer as config_trainer
+from rollart_core.config import training as config_training
+from rollart_core.config.base import Section
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.evals.suite import Suite, SuiteEnv
-from rollart_core.isolation.config import Isolation
-from rollart_core.plugins import KINDS, plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
+from rollart_sandboxes.isolation.config import Isolation
+from rollart_sandboxes.pool.options import PoolOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

@@ -30,6 +30,6 @@ def make(env_id: str, /, **options: object) -> TextEnv:
         rollart_core.errors.UserError: When there is no such environment, or an option is wrong.
     """
     # Imported here, because `import rollart_core` comes before everything else, `--help` included.
-    from rollart_core import registry
+    from rollart_core.plugins import registry
 
     return registry.make(env_id, **options)

@@ -231,11 +231,11 @@ class JournalError(RollartError):
     """The run's record can no longer be written (disk full, locked), or cannot be read."""
 
 
-class PartDied(RollartError):
+class WorkerDied(RollartError):
     """A process of the run is gone."""
 
 
-class TrainerLost(PartDied):
+class TrainerLost(WorkerDied):
     """The trainer is gone, with all its ranks; ``restart()`` brings up a fresh one."""
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rollart_core.contracts.algorithm import Algorithm, LossBatch
-from rollart_core.train import batch as batches
-from rollart_core.train.loss import loss_batch, spread
+from rollart_core.training import batch as batches
+from rollart_core.training.loss import loss_batch, spread
 from rollart_core.types import FloatArray, Group, Sample, Task, Ticket, Trajectory, Turn
 
 TASK = Task("test/Env-v1", "train", 0, 0)

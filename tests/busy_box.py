@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollart_core.boxes.env import BoxEnv, Reset, Step
-from rollart_core.boxes.source import box_source
+from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.source import sandbox_source
 
 TURNS = 3
 _WORK = "setsid -f sleep 1000; head -c 100000 /dev/zero > left; mkdir -p a/b; ln -s / a/root; pwd"
 
 
-class BusyBox(BoxEnv):
+class BusyBox(SandboxEnv):
     """Runs a command each turn, snapshots its box at first and resets it at last."""
 
     def __init__(self, sandbox: dict[str, Any], pool: dict[str, Any]) -> None:
-        super().__init__(box_source(sandbox, pool))
+        super().__init__(sandbox_source(sandbox, pool))
         self._turn = 0
         self._snapshot = ""
 
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
-        box = await self.open_box()
+        box = await self.open_sandbox()
         await box.write_file("task", str(options["task"]).encode())
         self._snapshot = await box.snapshot()
         self._turn = 0

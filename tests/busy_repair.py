@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollart_core.boxes.env import Step
 from rollart_envs.swe.function_env import FunctionRepairEnv
+from rollart_sandboxes.pool.env import Step
 
 
 class GuessingRepairEnv(FunctionRepairEnv):

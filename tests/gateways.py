@@ -14,9 +14,9 @@ from chat_templates import TEMPLATES, tokenizer_with
 from talks import result
 from tool_templates import tool_tokenizer
 
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import Task, Ticket
 
 TICKET = Ticket("g0.0", Task("some/Agent-v0", "train", 3, 7), "g0", 0)

@@ -14,9 +14,9 @@ import torch
 from algorithm_cases import TASK
 
 from rollart_core.contracts.algorithm import Algorithm
-from rollart_core.manifest import read_manifest
-from rollart_core.train import batch as batches
-from rollart_core.train.loss import loss_batch, spread
+from rollart_core.plugins.manifest import read_manifest
+from rollart_core.training import batch as batches
+from rollart_core.training.loss import loss_batch, spread
 from rollart_core.types import Group, Sample, Ticket, Trajectory, Turn
 
 NUM_CONTEXTS = NUM_ARMS = 4

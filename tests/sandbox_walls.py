@@ -13,13 +13,13 @@ import pytest
 from support.pace import scaled
 
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes import docker_host
-from rollart_plugins.sandboxes.box import AgentSandbox
-from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
-from rollart_plugins.sandboxes.config import DockerConfig
-from rollart_plugins.sandboxes.docker import DockerSandbox
-from rollart_plugins.sandboxes.engine import Engine
-from rollart_plugins.sandboxes.process import ProcessSandbox
+from rollart_sandboxes import docker_host
+from rollart_sandboxes.base import AgentSandbox
+from rollart_sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_sandboxes.config import DockerConfig
+from rollart_sandboxes.docker import DockerSandbox
+from rollart_sandboxes.engine import Engine
+from rollart_sandboxes.process import ProcessSandbox
 
 MIB = 1 << 20
 IMAGE = os.environ.get("ROLLART_TEST_IMAGE", "rollart-test:latest")

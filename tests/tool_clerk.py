@@ -1,8 +1,8 @@
 """A small environment with tools, for tests."""
 
-from rollart_core.tools.action import Call, ToolAction
-from rollart_core.tools.env import ToolEnv, tool
-from rollart_core.tools.source import ToolResult
+from rollart_core.rollout.tools.action import Call, ToolAction
+from rollart_core.rollout.tools.env import ToolEnv, tool
+from rollart_core.rollout.tools.source import ToolResult
 
 SUM = {"a": 1, "b": 2}
 

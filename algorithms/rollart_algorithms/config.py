@@ -22,7 +22,7 @@ from rollart_algorithms.options import (
     RatioPolicyOptions,
     Share,
 )
-from rollart_core.config_base import NonNegative, Number, Positive
+from rollart_core.config.base import NonNegative, Number, Positive
 
 if TYPE_CHECKING:
     from rollart_core.contracts.algorithm import RunFacts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollart_core.config_base import MOST, NonNegative, Positive, PositiveInt
+from rollart_core.config.base import MOST, NonNegative, Positive, PositiveInt
 
 if TYPE_CHECKING:
     from rollart_core.contracts.algorithm import RunFacts

@@ -6,8 +6,8 @@ imports an environment.
 
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec
-from rollart_core.hookspecs import hookimpl
-from rollart_core.manifest import specs
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.manifest import specs
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from rollart_plugins.serverless.local_lambda import FunctionSettings, LocalLambda
+from rollart_bench.local_lambda import FunctionSettings, LocalLambda
 
 CONFIG = Path(__file__).resolve().parents[1] / "mission.yaml"
 

@@ -14,7 +14,7 @@ from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.spec import CommandSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins.hookspecs import hookimpl
 
 CONTRACT_VERSION: Final = 2
 
@@ -109,33 +109,33 @@ def rollart_hardware_mappers() -> list[HardwareMapperSpec]:
         HardwareMapperSpec(
             id="rollart/Affinity-v1",
             alias="affinity",
-            entry_point="rollart_plugins.hardware.affinity:AffinityMapper",
+            entry_point="rollart_planner.mappers.affinity:AffinityMapper",
             summary="Each environment on the hardware that suits it: most trajectories per second.",
         ),
         HardwareMapperSpec(
             id="rollart/Cost-v1",
             alias="cost",
-            entry_point="rollart_plugins.hardware.cost:CostMapper",
+            entry_point="rollart_planner.mappers.cost:CostMapper",
             summary="The most trajectories for the price of the devices in use.",
         ),
         HardwareMapperSpec(
             id="rollart/Static-v1",
             alias="static",
-            entry_point="rollart_plugins.hardware.static:StaticMapper",
-            config="rollart_plugins.hardware.config:StaticConfig",
+            entry_point="rollart_planner.mappers.static:StaticMapper",
+            config="rollart_planner.mappers.config:StaticConfig",
             summary="Everything where the config says.",
         ),
         HardwareMapperSpec(
             id="rollart/Random-v1",
             alias="random",
-            entry_point="rollart_plugins.hardware.random:RandomMapper",
-            config="rollart_plugins.hardware.config:RandomConfig",
+            entry_point="rollart_planner.mappers.random:RandomMapper",
+            config="rollart_planner.mappers.config:RandomConfig",
             summary="A pool drawn for each environment: what to compare placements with.",
         ),
         HardwareMapperSpec(
             id="rollart/Colocate-v1",
             alias="colocate",
-            entry_point="rollart_plugins.hardware.colocate:ColocateMapper",
+            entry_point="rollart_planner.mappers.colocate:ColocateMapper",
             summary="Everything on the first pool that can carry it.",
         ),
     ]
@@ -168,24 +168,24 @@ def rollart_sandboxes() -> list[SandboxSpec]:
         SandboxSpec(
             id="rollart/Docker-v1",
             alias="docker",
-            entry_point="rollart_plugins.sandboxes.docker:DockerSandbox",
-            config="rollart_plugins.sandboxes.config:DockerConfig",
+            entry_point="rollart_sandboxes.docker:DockerSandbox",
+            config="rollart_sandboxes.config:DockerConfig",
             summary="A container of a Docker engine: no network, the image read-only.",
             isolation="container",
         ),
         SandboxSpec(
             id="rollart/Bubblewrap-v1",
             alias="bubblewrap",
-            entry_point="rollart_plugins.sandboxes.bubblewrap:BubblewrapSandbox",
-            config="rollart_plugins.sandboxes.config:BubblewrapConfig",
+            entry_point="rollart_sandboxes.bubblewrap:BubblewrapSandbox",
+            config="rollart_sandboxes.config:BubblewrapConfig",
             summary="Linux namespaces by bubblewrap: no network, the system read-only, no daemon.",
             isolation="namespace",
         ),
         SandboxSpec(
             id="rollart/Process-v1",
             alias="process",
-            entry_point="rollart_plugins.sandboxes.process:ProcessSandbox",
-            config="rollart_plugins.sandboxes.config:ProcessConfig",
+            entry_point="rollart_sandboxes.process:ProcessSandbox",
+            config="rollart_sandboxes.config:ProcessConfig",
             summary="No wall at all, for trusted code: a temp folder and a process group.",
             isolation="none",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core.config_base import NonNegative
+from rollart_core.config.base import NonNegative
 
 
 class EnvReturnConfig(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic import Tag as Case
 
-from rollart_core.config_base import MOST, Count, NonNegative, PositiveInt
+from rollart_core.config.base import MOST, Count, NonNegative, PositiveInt
 
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]
 

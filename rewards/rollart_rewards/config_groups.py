@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollart_core.config_base import PositiveInt
+from rollart_core.config.base import PositiveInt
 from rollart_rewards.config_answers import AnswerPart, Options
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollart_core.config_base import MOST, Number, PositiveInt, Seconds
+from rollart_core.config.base import MOST, Number, PositiveInt, Seconds
 from rollart_rewards.config_answers import Options
 
 

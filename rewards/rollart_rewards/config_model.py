@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollart_core.config_base import Count, Number, Positive, PositiveInt
+from rollart_core.config.base import Count, Number, Positive, PositiveInt
 from rollart_rewards.config_answers import Options
 
 

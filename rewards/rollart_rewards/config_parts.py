@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from rollart_core import registry
-from rollart_core.config_base import Number, PluginRef
+from rollart_core.config.base import Number, PluginRef
 from rollart_core.contracts.reward import RewardSpec
+from rollart_core.plugins import registry
 from rollart_rewards.config_answers import Options
 
 Weight = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]

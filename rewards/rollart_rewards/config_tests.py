@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollart_core.boxes.options import SandboxedOptions
-from rollart_core.config_base import NonNegative, PositiveInt, Seconds
+from rollart_core.config.base import NonNegative, PositiveInt, Seconds
+from rollart_sandboxes.pool.options import SandboxedOptions
 
 
 class UnitTestsConfig(SandboxedOptions):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollart_core.boxes.judging import HiddenTest
+from rollart_sandboxes.judging.functions import HiddenTest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample
-from rollart_core.endpoint.judge import Judge, fenced
+from rollart_core.inference.endpoint.judge import Judge, fenced
 from rollart_rewards.answer import references
 from rollart_rewards.config_judges import JudgeCompareConfig, JudgeConfig, JudgeServer
 from rollart_rewards.examples import asked

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollart_core import registry
-from rollart_core.config_base import PluginRef
+from rollart_core.config.base import PluginRef
 from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample, result_problem, results_problem
+from rollart_core.plugins import registry
 from rollart_rewards.config_parts import Part, spec_of
 
 

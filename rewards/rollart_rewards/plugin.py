@@ -4,8 +4,8 @@ Takes: ``rollart.yaml`` beside it. Gives: the specs. Never: imports a reward.
 """
 
 from rollart_core.contracts.reward import RewardSpec
-from rollart_core.hookspecs import hookimpl
-from rollart_core.manifest import specs
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.manifest import specs
 
 
 @hookimpl

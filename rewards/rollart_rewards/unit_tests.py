@@ -11,10 +11,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.cases import Cases, run_cases
-from rollart_core.boxes.judging import HiddenTest, Interpreter, find_python, judge
-from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample
 from rollart_core.contracts.sandbox import Sandbox
@@ -23,6 +19,10 @@ from rollart_rewards.answer import context_of, last_block
 from rollart_rewards.config_tests import UnitTestsConfig
 from rollart_rewards.examples import asked
 from rollart_rewards.hidden_tests import CaseTests, PythonTests, is_right, read_tests
+from rollart_sandboxes.judging.cases import Cases, run_cases
+from rollart_sandboxes.judging.functions import HiddenTest, JudgeInterpreter, find_python, judge
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 _SOUND = HiddenTest("same", "assert same(1) == 1")
 _SOUND_SOURCE = "def same(x):\n    return x\n"
@@ -47,7 +47,7 @@ class UnitTests(Reward):
 
     def __init__(self, **options: object) -> None:
         self.config = UnitTestsConfig.model_validate(options)
-        self._boxes = box_source(self.config.sandbox, self.config.pool)
+        self._boxes = sandbox_source(self.config.sandbox, self.config.pool)
         self._end = weakref.finalize(self, _let_go, self._boxes)
 
     def score(self, request: RewardRequest) -> RewardResult:
@@ -105,7 +105,7 @@ class UnitTests(Reward):
 
     async def _run_python(self, box: Sandbox, tests: PythonTests, source: str, python: str) -> _Ran:
         asked_for = tests.tests[: self.config.max_tests]
-        interpreter = Interpreter(python, self.config.test_timeout_s)
+        interpreter = JudgeInterpreter(python, self.config.test_timeout_s)
         passed = 0
         for test in asked_for:
             judgement = await judge(box, test, source, interpreter)
@@ -141,7 +141,7 @@ class UnitTests(Reward):
         """
         box = await self._boxes.take()
         try:
-            interpreter = Interpreter(python, self.config.test_timeout_s)
+            interpreter = JudgeInterpreter(python, self.config.test_timeout_s)
             found = await judge(box, _SOUND, _SOUND_SOURCE, interpreter)
         finally:
             await self._boxes.give_back(box)
@@ -152,5 +152,5 @@ class UnitTests(Reward):
             )
 
 
-def _let_go(boxes: BoxSource) -> None:
+def _let_go(boxes: SandboxSource) -> None:
     loop.run(boxes.close())

@@ -35,7 +35,7 @@ class LazyGroup(TyperGroup):
 
     def _add_plugin_commands(self) -> None:
         """Add what plugins bring; an unknown name is then refused as usual."""
-        from rollart_core.plugins import plugins
+        from rollart_core.plugins.manager import plugins
 
         for name, registered in plugins().registered("commands").items():
             self.add_command(_LazyPluginCommand(name=name, entry=registered.spec.entry_point))

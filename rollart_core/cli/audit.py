@@ -15,7 +15,7 @@ import typer
 from rollart_core.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from rollart_core.engine.audit import AuditReport
+    from rollart_core.store.audit import AuditReport
 
 MOST_SHOWN = 20
 """Violations that are printed; ``--json`` has all."""
@@ -31,7 +31,7 @@ def audit(
 
     Example: rollart audit runs/webshop-20260101-120000
     """
-    from rollart_core.engine.audit import audit as audited
+    from rollart_core.store.audit import audit as audited
 
     found = audited(run_dir)
     if as_json:

@@ -17,7 +17,7 @@ from rollart_core.cli.progress import display, evaluation_table
 from rollart_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rollart_core.evals.begin import Asked, Begun
+    from rollart_core.evals.prepare import EvalRequest, StartedEval
     from rollart_core.evals.table import Table
 
 
@@ -76,7 +76,7 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score models, OpenAI-compatible endpoints and baselines on held-out tasks."""
-    from rollart_core.evals.begin import Asked
+    from rollart_core.evals.prepare import EvalRequest
     from rollart_core.evals.table import Table, merged, read_table
 
     if as_markdown and as_json:
@@ -84,7 +84,7 @@ def evaluate(
     file = config if config and "=" not in config else None
     settings = [*([config] if config and not file else []), *(overrides or [])]
     others = [(text, read_table(text)) for text in columns or ()]
-    asked = Asked(file, settings, env, model, name, tokenizer, baseline or (), out, others)
+    asked = EvalRequest(file, settings, env, model, name, tokenizer, baseline or (), out, others)
     begun = _begun(asked, resume)
     if begun is None:
         _show_table(merged(Table(), others), as_markdown=as_markdown, as_json=as_json)
@@ -108,9 +108,9 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _begun(asked: Asked, resume: Path | None) -> Begun | None:
+def _begun(asked: EvalRequest, resume: Path | None) -> StartedEval | None:
     """Return the evaluation to play; None when other reports are to be shown, and no more."""
-    from rollart_core.evals.begin import begin, go_on
+    from rollart_core.evals.prepare import begin, go_on
 
     if resume is not None:
         if asked.begins_anew:

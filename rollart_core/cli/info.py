@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from rollart_core import registry
 from rollart_core.cli.fields import fields_of
 from rollart_core.cli.output import plain, print_json, print_table
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
-from rollart_core.plugins import KINDS, Registered, plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import KINDS, Registered, plugins
 
 
 def info(
@@ -73,7 +73,7 @@ def _find(plugin_id: str) -> list[Registered]:
 
 def _unregistered(path: str) -> Registered:
     """Return what ``module:Class`` is, by the base of its class."""
-    from rollart_core.check.probe import kind_of
+    from rollart_testing.check.probe import kind_of
 
     kind = kind_of(path)
     registered = registry.find(kind if kind in KINDS else "environments", path)

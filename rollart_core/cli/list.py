@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rollart_core.cli.listing import show
-from rollart_core.plugins import KINDS
+from rollart_core.plugins.manager import KINDS
 
 
 def list_plugins(

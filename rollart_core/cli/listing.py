@@ -9,7 +9,7 @@ from __future__ import annotations
 from rollart_core.cli.output import print_columns, print_json
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError, did_you_mean
-from rollart_core.plugins import KINDS, Plugin, Registered, plugins
+from rollart_core.plugins.manager import KINDS, Plugin, Registered, plugins
 
 
 def show(kind: str | None, *, as_json: bool) -> None:

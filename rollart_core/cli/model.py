@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from rollart_core import registry
 from rollart_core.cli.options import as_options
 from rollart_core.cli.play import check_split
-from rollart_core.config_model import NewModel
-from rollart_core.engine.tasks import held_out_tasks
+from rollart_core.config.model import NewModel
+from rollart_core.config.problems import of_validation
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.problems import of_validation
+from rollart_core.plugins import registry
 from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.scheduling.tasks import held_out_tasks
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -49,7 +49,7 @@ def new(
     seed: Annotated[int, typer.Option(help="Of weights and order of tasks.")] = 0,
 ) -> None:
     """Make a small model with random weights, and a tokenizer trained on an environment's text."""
-    from rollart_core.runtime.parts import EnvTasks, build_model
+    from rollart_core.runtime.factories import EnvTasks, build_model
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty: name a new folder")

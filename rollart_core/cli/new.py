@@ -14,9 +14,9 @@ from typing import Annotated, Final
 import typer
 
 from rollart_core.cli.output import print_json
+from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
+from rollart_core.cli.scaffold import Wording, refuse_path, render
 from rollart_core.errors import UserError, did_you_mean
-from rollart_core.scaffold.names import Kind, PackageName, name_package, refuse_taken
-from rollart_core.scaffold.render import Wording, refuse_path, render
 
 Name = Annotated[str, typer.Argument(help="Such as acme-maze: your team, then what it is.")]
 Id = Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollart_core.config_load import apply_override
+from rollart_core.config.load import apply_override
 
 
 def as_options(arguments: Sequence[str]) -> dict[str, Any]:

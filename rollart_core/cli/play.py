@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from rollart_core import registry
 from rollart_core.cli.options import as_options
 from rollart_core.cli.play_agent import play_agent, refusals_told
+from rollart_core.config.resolve_envs import no_split
 from rollart_core.contracts.adapter import split_id
 from rollart_core.errors import UserError
-from rollart_core.resolve_envs import no_split
+from rollart_core.plugins import registry
 from rollart_core.types import Observation
 
 _HINT = "?"

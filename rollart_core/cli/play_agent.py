@@ -20,8 +20,8 @@ import typer
 
 from rollart_core.contracts.agent import AgentTask, Recorded
 from rollart_core.errors import UserError, first_line
-from rollart_core.testing.endpoint import Asked, Json, ScriptedEndpoint, call_tool
 from rollart_core.types import Message
+from rollart_testing.endpoint import Json, RecordedRequest, ScriptedEndpoint, call_tool
 
 _YOU_ARE_THE_MODEL = (
     "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
@@ -54,7 +54,7 @@ class _Person:
         self._has_left = False
         self._shown: Sequence[Json] = ()
 
-    def answer(self, asked: Asked) -> str | Json:
+    def answer(self, asked: RecordedRequest) -> str | Json:
         """Show what is new of a request, and ask for the model's answer.
 
         Raises:
@@ -69,7 +69,7 @@ class _Person:
                 self._has_left = True
                 raise
 
-    def _typed(self, asked: Asked) -> str | Json:
+    def _typed(self, asked: RecordedRequest) -> str | Json:
         known = len(self._shown) if [*asked.messages[: len(self._shown)]] == [*self._shown] else 0
         if self._shown and not known:
             typer.echo("(The program begins another conversation.)")
@@ -120,6 +120,6 @@ def _properties(function: Json) -> Json:
     return {name: said.get("type", "") for name, said in properties.items()}
 
 
-def _call(said: str, asked: Asked) -> Json:
+def _call(said: str, asked: RecordedRequest) -> Json:
     name, _, arguments = said[1:].partition(" ")
     return call_tool(name, arguments.strip() or "{}", f"call_{asked.turn}")

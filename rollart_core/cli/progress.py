@@ -1,6 +1,6 @@
 """What a person sees of a run: a live bar on a terminal, plain lines elsewhere, a table at the end.
 
-Takes: the events of :class:`rollart_core.engine.observer.RunObserver` and a finished report.
+Takes: the events of :class:`rollart_core.scheduling.observer.RunObserver` and a finished report.
 Gives: text on one console. Never: decides anything, or keeps a run waiting.
 """
 

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from rollart_core.cli.output import print_json, print_table, stdout_console
 from rollart_core.cli.progress import display, report_table
-from rollart_core.config_algorithm import algorithm_warnings
-from rollart_core.config_load import RECORD_KEY, read_yaml
-from rollart_core.engine.tables import FILE as JOURNAL
+from rollart_core.config.load import RECORD_KEY, read_yaml
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.validation.algorithm import algorithm_warnings
 from rollart_core.errors import ConfigError
-from rollart_core.near import no_run
-from rollart_core.resolve import ResolvedRun
+from rollart_core.store.tables import FILE as JOURNAL
+from rollart_core.suggestions import no_run
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -50,7 +50,7 @@ def run(
     resolved = prepare(path, settings, import_classes=dry_run, makes_folder=resume is None)
     console = Console(stderr=True) if as_json else stdout_console()
     if resume:
-        from rollart_core.engine.resume import check_resume
+        from rollart_core.store.resume import check_resume
 
         check_resume(resume, resolved.as_dict())
         _tell_changes(console, path, resolved)
@@ -90,7 +90,7 @@ def _arguments(
     path = resume / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"--resume: {no_run(resume, path.name)}")
-    from rollart_core.engine.resume import settings_before
+    from rollart_core.store.resume import settings_before
 
     return path, [*settings_before(read_yaml(path)), *given]
 

@@ -1,7 +1,7 @@
 """Hardware mappers: which workload runs on which pool.
 
 Takes: nothing. Gives: pools, models, demand and placements as records, and the base of mappers.
-Never: reckons; :mod:`rollart_core.plan` does.
+Never: reckons; :mod:`rollart_planner` does.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a placement should give, by the model of :mod:`rollart_core.plan`."""
+    """What a placement should give, by the model of :mod:`rollart_planner`."""
 
     trajectories_per_s: float
     envs: Mapping[str, float]

@@ -9,7 +9,7 @@ give the same answer to the same request. A backend that is ``in_process`` is bu
 reward object itself, any other around a :class:`RewardRef`, from which it builds the reward where
 that is to run. What fails is typed: a ``RewardFailure`` is the reward's own (it would fail anywhere
 in the same way), a ``BackendFailure`` its backend's (another try, or another backend, may do), a
-``DeadlineFailure`` the clock's. :mod:`rollart_core.scoring` tries again, and says in every message
+``DeadlineFailure`` the clock's. :mod:`rollart_core.rewards` tries again, and says in every message
 which reward and which backend it was.
 """
 

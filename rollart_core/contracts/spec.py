@@ -1,7 +1,7 @@
 """What every registered plugin says of itself: an id, a lazy class, a config model.
 
 Takes: nothing. Gives: the spec records that registering hooks return. Never: imports the class a
-spec names; :mod:`rollart_core.registry` does that, when a run needs it.
+spec names; :mod:`rollart_core.plugins.registry` does that, when a run needs it.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollart_core.engine.estimates import (
+from rollart_core.evals.episodes import Episode
+from rollart_core.evals.estimates import pass_estimates
+from rollart_core.store.estimates import (
     Clusters,
     Estimate,
     by_task,
     clustered_mean,
     clustered_share,
 )
-from rollart_core.evals.episodes import Episode
-from rollart_core.evals.estimates import pass_estimates
 
 NO_TURN = (
     "every episode was truncated before its first turn, so nothing was measured: the first prompt "

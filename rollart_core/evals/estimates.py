@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from rollart_core.engine.estimates import Clusters, Estimate, clustered_share
+from rollart_core.store.estimates import Clusters, Estimate, clustered_share
 
 
 def pass_at_k(num_attempts: int, num_right: int, k: int) -> float:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from rollart_core.resolve import ResolvedEnv, ResolvedRun
+from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
 
 _PLACES = ("runs_dir", "name", "runtime", "resolved_with")
 """Keys of a config that say where something runs or lies, and not what."""

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollart_core.engine.run_dir import write_json
-from rollart_core.engine.task_mix import shares
+from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import ConfigError
 from rollart_core.evals.suite import Suite
-from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.baseline import BASELINES
+from rollart_core.scheduling.task_mix import shares
+from rollart_core.store.run_dir import write_json
 
 FILE = "plan.json"
 MODEL, GREEDY = "model", "greedy"

@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollart_core.engine.estimates import Clusters, clustered_share
-from rollart_core.engine.run_dir import write_json
+from rollart_core.config.resolve import ResolvedRun
 from rollart_core.evals.card import card
 from rollart_core.evals.cells import (
     NO_TURN,
@@ -28,7 +27,8 @@ from rollart_core.evals.episodes import Episode
 from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
 from rollart_core.evals.table import Table, of_report
-from rollart_core.resolve import ResolvedRun
+from rollart_core.store.estimates import Clusters, clustered_share
+from rollart_core.store.run_dir import write_json
 
 KIND = "evaluation"
 CARD, REPORT = "card.md", "report.json"

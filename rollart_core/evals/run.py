@@ -19,24 +19,24 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config_model import ModelPath
-from rollart_core.config_runtime import RayRuntime
-from rollart_core.engine.attempts import RetryBudget
-from rollart_core.engine.estimates import Clusters
-from rollart_core.engine.evaluate import clusters_of
-from rollart_core.engine.observer import NobodyWatches, RunObserver
-from rollart_core.engine.run_lock import run_lock
+from rollart_core.config.model import ModelPath
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.evals.cells import Cell, cell_of
 from rollart_core.evals.episodes import Episode, EpisodeLog
 from rollart_core.evals.identity import model_hash
 from rollart_core.evals.plan import GREEDY, EvalPlan
 from rollart_core.evals.report import EvaluationReport, write_report
-from rollart_core.resolve import ResolvedRun
 from rollart_core.rollout.baseline import BASELINES
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import interrupts
 from rollart_core.runtime.run_envs import RunEnvs
+from rollart_core.scheduling.evaluate import clusters_of
+from rollart_core.scheduling.failure_rate import RetryBudget
+from rollart_core.scheduling.observer import NobodyWatches, RunObserver
+from rollart_core.store.estimates import Clusters
+from rollart_core.store.run_lock import run_lock
 from rollart_core.types import Task, Ticket, Trajectory
 
 NO_ORACLE = "it has no oracle()"

@@ -18,11 +18,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from rollart_core.config import AsyncRun
-from rollart_core.config_base import PositiveInt, Section, Seed
-from rollart_core.config_load import apply_override
+from rollart_core.config.base import PositiveInt, Section, Seed
+from rollart_core.config.load import apply_override
+from rollart_core.config.problems import of_validation
+from rollart_core.config.run import AsyncRun
 from rollart_core.errors import ConfigError, did_you_mean
-from rollart_core.problems import of_validation
 
 """The key by which a file is known as a suite; the suite's name."""
 

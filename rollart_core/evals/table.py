@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config_load import read_yaml
+from rollart_core.config.load import read_yaml
 from rollart_core.errors import ConfigError
 
 MODEL, TRAINED = "model", "trained"

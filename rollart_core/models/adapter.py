@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rollart_core.errors import ConfigError
-from rollart_core.models.runner import Runner, TokenBatch
+from rollart_cpu.inference.runner import Runner, TokenBatch
 
 
 class HuggingFaceRunner(Runner):

@@ -1,6 +1,6 @@
 """A model from nothing: a small Qwen3-architecture model and a tokenizer trained on given text.
 
-Takes: texts and :class:`rollart_core.config_model.NewModel`. Gives: a model folder that
+Takes: texts and :class:`rollart_core.config.model.NewModel`. Gives: a model folder that
 transformers loads. Never: imports torch or transformers (weights are drawn with numpy and written
 as safetensors), and never iterates a set, so that the same input gives the same bytes.
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config_checks import model_path_fault
+from rollart_core.config.validation.consistency import model_path_fault
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
 from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
@@ -26,7 +26,7 @@ _CACHED_CHARS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerParts:
+class TokenizerComponents:
     """What a :class:`ChatTokenizer` is made of."""
 
     encode: Callable[[str], list[int]]
@@ -43,10 +43,10 @@ class ChatTokenizer:
     """A tokenizer and its chat template.
 
     Args:
-        parts: See :class:`TokenizerParts`.
+        parts: See :class:`TokenizerComponents`.
     """
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(self, parts: TokenizerComponents) -> None:
         self._parts = parts
         self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
 
@@ -244,7 +244,7 @@ def _from_transformers(path: str) -> ChatTokenizer:
     own = tokenizer.eos_token_id
     vocab = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return ChatTokenizer(
-        TokenizerParts(
+        TokenizerComponents(
             encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
             decode=lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip)),
             template=_template(source, specials, path),
@@ -294,7 +294,7 @@ def _from_backend(backend: Any, settings: _Settings, path: str) -> ChatTokenizer
     added = {t.content: i for i, t in backend.get_added_tokens_decoder().items()}
     fast = PieceEncoder(encode, settings.ascii_pieces, added) if settings.ascii_pieces else encode
     return ChatTokenizer(
-        TokenizerParts(
+        TokenizerComponents(
             encode=fast,
             decode=lambda ids, skip: str(backend.decode(ids, skip_special_tokens=skip)),
             template=_template(source, specials, path),

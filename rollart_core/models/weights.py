@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from rollart_core.config_checks import model_path_fault
+from rollart_core.config.validation.consistency import model_path_fault
 from rollart_core.errors import ConfigError
 
 

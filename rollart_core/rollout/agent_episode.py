@@ -31,8 +31,8 @@ from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Failure, Message, Sample, Status, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from rollart_core.rollout.gateway import Gateway
-    from rollart_core.rollout.gateway_seat import GatewaySeat
+    from rollart_core.gateway.gateway import Gateway
+    from rollart_core.gateway.session import GatewaySession
 
 LAST_WORDS_S: Final = 10.0
 """How long a program may go on once its budget is spent; what it leaves is judged."""
@@ -41,7 +41,7 @@ STOP_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class AgentParts:
+class AgentDependencies:
     """What episodes of agents are made of; shared by all of a run."""
 
     env: EnvRef
@@ -60,7 +60,7 @@ class AgentParts:
 class _Record:
     """What has happened so far."""
 
-    seat: GatewaySeat | None = None
+    seat: GatewaySession | None = None
     result: AgentResult | None = None
     began: float = field(default_factory=time.perf_counter)
 
@@ -86,7 +86,7 @@ class _Record:
 async def run_agent_episode(
     ticket: Ticket,
     start_version: int,
-    parts: AgentParts,
+    parts: AgentDependencies,
     *,
     temperature: float | None = None,
     on_cancel: Callable[[Trajectory], None] | None = None,
@@ -141,7 +141,7 @@ async def run_agent_episode(
 async def _play(
     ticket: Ticket,
     start_version: int,
-    parts: AgentParts,
+    parts: AgentDependencies,
     record: _Record,
     temperature: float | None,
 ) -> AgentResult:
@@ -176,7 +176,7 @@ async def _finished(episode: EnvEpisode, recorded: Recorded, limits: EpisodeLimi
 
 
 async def _ended(
-    episode: EnvEpisode, where: Endpoint, seat: GatewaySeat, timeout_s: float
+    episode: EnvEpisode, where: Endpoint, seat: GatewaySession, timeout_s: float
 ) -> EpisodeError | None:
     """Run the program to its end, or a little beyond that of its budget; return what it raised."""
     program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
@@ -193,7 +193,7 @@ async def _ended(
     return None
 
 
-def _judgeable(seat: GatewaySeat, error: EpisodeError | None) -> None:
+def _judgeable(seat: GatewaySession, error: EpisodeError | None) -> None:
     """Raise what keeps the episode from being judged, if anything does."""
     if seat.failure is not None:
         raise InferenceFailure(seat.failure.message, boundary=seat.failure.boundary)

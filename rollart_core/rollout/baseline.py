@@ -21,7 +21,7 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult, Te
 from rollart_core.errors import EnvironmentFailure, InferenceFailure
 from rollart_core.rollout.env_episode import EnvEpisode
 from rollart_core.rollout.random_player import random_words
-from rollart_core.tools.action import ToolAction
+from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import TokenSpan
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rollart_core.errors import (
     CollateralFailure,
     EnvironmentFailure,
     EpisodeError,
-    PartDied,
+    WorkerDied,
     WorkerLost,
 )
 from rollart_core.rollout.env_answers import Observed
@@ -29,7 +29,7 @@ ANSWER_GRACE_S: Final = 5.0
 """How much later than the worker's own deadline the pool gives up on its answer."""
 
 
-class Worker(Protocol):
+class EnvWorkerHandle(Protocol):
     """An env worker, here or in another process."""
 
     @property
@@ -56,7 +56,7 @@ class PhaseTimeouts:
 class Place:
     """A worker, and the episodes that are on it."""
 
-    worker: Worker
+    worker: EnvWorkerHandle
     losses: WorkerLosses
     own_task: Task | None = None
     """The only task whose environment is in this process; None: it is shared."""
@@ -64,7 +64,7 @@ class Place:
     is_lost: bool = False
     episodes: set[EnvEpisode] = field(default_factory=set)
 
-    def failure(self, what: str, error: PartDied) -> EpisodeError:
+    def failure(self, what: str, error: WorkerDied) -> EpisodeError:
         """Return how an episode fails whose call found the worker gone."""
         message = f"{what}: {error}"
         if self.own_task is not None:
@@ -142,7 +142,7 @@ class EnvEpisode:
         async with TimeLimit("agent.stop", timeout_s):
             try:
                 await self._worker.call("stop", self._id)
-            except PartDied as e:
+            except WorkerDied as e:
                 raise self._place.failure("agent.stop", e) from e
 
     async def finish(self, recorded: Recorded) -> AgentResult:
@@ -167,7 +167,7 @@ class EnvEpisode:
                 answer = await self._worker.call(
                     method, self._id, *args, timeout_s=timeout_s, **kwargs
                 )
-        except PartDied as e:
+        except WorkerDied as e:
             raise self._place.failure(what, e) from e
         finally:
             self.in_call = False

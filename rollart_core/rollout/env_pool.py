@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
-from rollart_core.errors import PartDied
+from rollart_core.errors import WorkerDied
 from rollart_core.rollout.env_episode import (
     ANSWER_GRACE_S,
     EnvEpisode,
+    EnvWorkerHandle,
     PhaseTimeouts,
     Place,
-    Worker,
 )
 from rollart_core.rollout.worker_losses import WorkerLosses
 from rollart_core.types import Task
@@ -34,7 +34,9 @@ MAX_OWN = 8
 class EnvPool:
     """All env workers of a run; their number may change while it goes on."""
 
-    def __init__(self, start_worker: Callable[[], Awaitable[Worker]], *, num_workers: int) -> None:
+    def __init__(
+        self, start_worker: Callable[[], Awaitable[EnvWorkerHandle]], *, num_workers: int
+    ) -> None:
         """Describe the pool; ``start`` brings it up."""
         self._start_worker = start_worker
         self._num_workers = num_workers
@@ -157,7 +159,7 @@ class EnvPool:
             why = f"{hung} of its threads hang"
         except TimeoutError:
             hung, why = 1, "it does not answer"
-        except PartDied as e:
+        except WorkerDied as e:
             hung, why = 1, str(e)
         if hung and not place.retired:
             is_counted = place in self._places
@@ -194,7 +196,7 @@ class EnvPool:
     async def _place(self, task: Task | None, own: bool) -> Place:
         """Return where the next episode runs: on a shared worker, unless losses say otherwise."""
         if task is not None and own:
-            with suppress(PartDied):
+            with suppress(WorkerDied):
                 return Place(await self._start_worker(), self._losses, task, retired=True)
         if task is not None and self._losses.is_kept_apart(task.env_id):
             async with self._starting_apart:
@@ -211,7 +213,7 @@ class EnvPool:
             self._grow()
         while not self._places:  # the others carry on where there are any
             if self._closed:
-                raise PartDied("the env workers are closed")
+                raise WorkerDied("the env workers are closed")
             growing = self._grow()
             await asyncio.wait([growing])
             if not growing.cancelled():

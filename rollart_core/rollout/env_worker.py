@@ -23,7 +23,7 @@ from rollart_core.rollout.episode_calls import EpisodeCalls, end_failure
 from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
-from rollart_core.tools.tool_set import checked_tools
+from rollart_core.rollout.tools.tool_set import checked_tools
 from rollart_core.types import Observation
 
 CLOSE_S: Final = 5.0
@@ -46,7 +46,7 @@ class EnvRef:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _EnvSlot:
     """One environment and whom it serves."""
 
     env: Any
@@ -61,7 +61,7 @@ class _Seat:
 class _Episode(EpisodeCalls):
     """One episode: the calls that run for it, and its environment once it has one."""
 
-    seat: _Seat | None = None
+    seat: _EnvSlot | None = None
 
 
 class EnvWorker:
@@ -79,7 +79,7 @@ class EnvWorker:
         self._max_chars = max_observation_chars
         self._episodes: dict[str, _Episode] = {}
         self._early_ends: deque[str] = deque(maxlen=NUM_EARLY_ENDS)
-        self._idle: dict[str, list[_Seat]] = {}
+        self._idle: dict[str, list[_EnvSlot]] = {}
         self._hung: list[AgentHost] = []
 
     async def reset(
@@ -307,13 +307,13 @@ class EnvWorker:
         finally:
             self._idle.setdefault(seat.key, []).append(seat)
 
-    async def _seat(self, env: EnvRef) -> _Seat:
+    async def _seat(self, env: EnvRef) -> _EnvSlot:
         idle = self._idle.get(env.key)
         if idle:
             return idle.pop()
         with boundary(EnvironmentFailure, "making the environment"):
             made = await self._made(env)
-            return _Seat(made, env.key, AgentHost(made) if isinstance(made, AgentTask) else None)
+            return _EnvSlot(made, env.key, AgentHost(made) if isinstance(made, AgentTask) else None)
 
     def _begun(self, episode_id: str, what: str) -> _Episode:
         if episode_id in self._early_ends:
@@ -321,7 +321,7 @@ class EnvWorker:
             raise end_failure(what)
         return self._episodes.setdefault(episode_id, _Episode())
 
-    async def _seated(self, episode: _Episode, env: EnvRef, what: str) -> _Seat:
+    async def _seated(self, episode: _Episode, env: EnvRef, what: str) -> _EnvSlot:
         """Return the environment of an episode that begins, if that has not ended meanwhile."""
         seat = await self._seat(env)
         if episode.has_ended:  # and would not wait any longer
@@ -330,7 +330,7 @@ class EnvWorker:
         episode.seat = seat
         return seat
 
-    def _under_way(self, episode_id: str, what: str) -> tuple[_Episode, _Seat]:
+    def _under_way(self, episode_id: str, what: str) -> tuple[_Episode, _EnvSlot]:
         episode = self._episodes.get(episode_id)
         if episode is None or episode.seat is None:
             raise EnvironmentFailure(f"no episode {episode_id}", boundary=what)
@@ -343,10 +343,10 @@ class EnvWorker:
         return episode, seat.agent
 
     async def _made(self, env: EnvRef) -> Any:
-        from rollart_core.registry import ISOLATION, make
+        from rollart_core.plugins.registry import ISOLATION, make
 
         if ISOLATION in env.options:  # waited for without a thread, which could not be killed
-            from rollart_core.isolation.env import open_env
+            from rollart_sandboxes.isolation.env import open_env
 
             return await open_env(env.id, env.options)
         return await self._threads.run(
@@ -359,7 +359,7 @@ class EnvWorker:
             return await call(coroutine)
         return await self._threads.run(lambda: call(getattr(env, name)))
 
-    async def _close(self, seat: _Seat, timeout_s: float) -> None:
+    async def _close(self, seat: _EnvSlot, timeout_s: float) -> None:
         agent = seat.agent
         if agent is not None and not await agent.quiet():
             self._hung.append(agent)

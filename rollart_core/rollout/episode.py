@@ -30,7 +30,7 @@ from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.tool_turn import step_with_tools
-from rollart_core.tools.tool_set import ToolSet
+from rollart_core.rollout.tools.tool_set import ToolSet
 from rollart_core.types import (
     Failure,
     Message,
@@ -55,7 +55,7 @@ class Generator(Protocol):
         """Forget a session."""
 
 
-class Talk(Protocol):
+class Dialogue(Protocol):
     """What is said in one episode: a ``Conversation`` in tokens, or one in text alone."""
 
     @property
@@ -101,13 +101,13 @@ class EpisodeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeParts:
+class EpisodeDependencies:
     """What episodes are made of; shared by all of a run."""
 
     env: EnvRef
     envs: EnvPool
     engine: Generator
-    new_conversation: Callable[[], Talk]
+    new_conversation: Callable[[], Dialogue]
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
     """Keeps its own deadline (``deadlines.reward_s``), which runs from the first try on."""
     stop_token_ids: tuple[int, ...]
@@ -133,7 +133,7 @@ class _Record:
 async def run_episode(
     ticket: Ticket,
     start_version: int,
-    parts: EpisodeParts,
+    parts: EpisodeDependencies,
     *,
     temperature: float | None = None,
     on_cancel: Callable[[Trajectory], None] | None = None,
@@ -192,8 +192,8 @@ async def run_episode(
 
 
 async def _play(
-    ticket: Ticket, parts: EpisodeParts, record: _Record, temperature: float | None
-) -> Talk:
+    ticket: Ticket, parts: EpisodeDependencies, record: _Record, temperature: float | None
+) -> Dialogue:
     session_id, timeouts = f"{ticket.ticket_id}#{ticket.attempt}", parts.limits.timeouts
     conversation = parts.new_conversation()
     try:
@@ -234,8 +234,8 @@ async def _turn(
     episode: EnvEpisode,
     request: GenerateRequest,
     observed: Observed,
-    so_far: tuple[Talk, _Record],
-    parts: EpisodeParts,
+    so_far: tuple[Dialogue, _Record],
+    parts: EpisodeDependencies,
 ) -> Observed:
     conversation, record = so_far
     began = time.perf_counter()
@@ -275,7 +275,7 @@ async def _turn(
 
 
 def _generate_request(
-    ticket: Ticket, turn: int, conversation: Talk, parts: EpisodeParts
+    ticket: Ticket, turn: int, conversation: Dialogue, parts: EpisodeDependencies
 ) -> GenerateRequest | None:
     """Return the request of the next turn, or None when the row has no room for it."""
     room = conversation.room()
@@ -297,7 +297,7 @@ def _generate_request(
     )
 
 
-def _request(ticket: Ticket, record: _Record, conversation: Talk) -> RewardRequest:
+def _request(ticket: Ticket, record: _Record, conversation: Dialogue) -> RewardRequest:
     last = record.last
     return RewardRequest(
         ticket_id=ticket.ticket_id,

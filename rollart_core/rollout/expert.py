@@ -12,7 +12,7 @@ from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.env_episode import EnvEpisode
 from rollart_core.rollout.tool_turn import expert_turn
-from rollart_core.tools.action import ToolAction
+from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import TokenSpan
 
 

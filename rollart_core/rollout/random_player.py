@@ -1,6 +1,6 @@
 """Players that need no model: they draw among the actions offered, or else calls and words.
 
-Evaluations and ``rollart check`` play the same; calls are :mod:`rollart_core.tools.draw`'s.
+Evaluations and ``rollart check`` play the same; calls are :mod:`rollart_core.rollout.tools.draw`'s.
 
 Takes: an environment, what it showed last, and a key. Gives: an action, in the form that ``step``
 takes. Never: draws from anything but the key.
@@ -16,8 +16,8 @@ from typing import Any
 
 import gymnasium
 
-from rollart_core.tools.action import ToolAction
-from rollart_core.tools.draw import drawn_call
+from rollart_core.rollout.tools.action import ToolAction
+from rollart_core.rollout.tools.draw import drawn_call
 from rollart_core.types import Observation
 
 _TEMPLATE = re.compile(r"<[^<>]*>")

@@ -13,8 +13,8 @@ from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.models.tool_calls import UNREADABLE, ParsedCalls, call_id
 from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_episode import EnvEpisode
-from rollart_core.tools.action import Call, ToolAction
-from rollart_core.tools.tool_set import ToolSet
+from rollart_core.rollout.tools.action import Call, ToolAction
+from rollart_core.rollout.tools.tool_set import ToolSet
 from rollart_core.types import Message, Observation
 
 

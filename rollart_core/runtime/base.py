@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.errors import RollartError
+from rollart_core.inference.router import Router
+from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.rollout.env_pool import EnvPool
-from rollart_core.rollout.router import Router
-from rollart_core.rollout.teacher import Teacher
 from rollart_core.types import Sample, Task
 
 TakeSamples = Callable[[int], Awaitable[list[Sample]]]
 
 
 class TrainerHandle(Protocol):
-    """The trainer, wherever it executes; see :class:`rollart_core.train.trainer.Trainer`."""
+    """The trainer, wherever it executes; see :class:`rollart_core.training.trainer.Trainer`."""
 
     on_lost: Callable[[RollartError], None] | None
     """Called with ``TrainerLost`` when it dies, whether or not it was asked for anything."""
@@ -65,7 +65,7 @@ class Runtime(Protocol):
     async def start_model(self, model_path: str) -> tuple[Router, TrainerHandle]:
         """Start inference engines and trainer on a model."""
 
-    async def start_teacher(self) -> Teacher:
+    async def start_teacher(self) -> TeacherEngines:
         """Start the engines that hold the teacher, of a run that has one."""
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:

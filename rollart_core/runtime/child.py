@@ -16,14 +16,14 @@ from typing import NoReturn
 
 from rollart_core.errors import RollartError, described, is_from_outside
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
-from rollart_core.runtime.host import PartHost, die_with_parent, leave, portable
+from rollart_core.runtime.host import WorkerHost, die_with_parent, leave, portable
 
 
 class _Server:
     """Answers calls on the part that this process holds."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.host = PartHost()
+        self.host = WorkerHost()
         self.writer = writer
         self.tasks: set[asyncio.Task[None]] = set()
 

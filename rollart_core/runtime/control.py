@@ -17,9 +17,9 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
-from rollart_core.engine.tables import FILE as JOURNAL
 from rollart_core.errors import RollartError, UserError, first_line
-from rollart_core.near import no_run
+from rollart_core.store.tables import FILE as JOURNAL
+from rollart_core.suggestions import no_run
 
 SOCKET = "control.sock"
 MAX_ADDRESS_BYTES = 100

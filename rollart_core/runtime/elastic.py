@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rollart_core.config_runtime import Scaling
+from rollart_core.config.runtime import Scaling
 from rollart_core.errors import RollartError, UserError, first_line
 from rollart_core.runtime.control import Control
 from rollart_core.runtime.heartbeat import Tell
-from rollart_core.runtime.scaling import Load, Scaler, engine_pressure, env_pressure
+from rollart_core.runtime.scaling import ClusterLoad, Scaler, engine_pressure, env_pressure
 
 ENGINES, ENV_WORKERS = "engines", "env_workers"
 """What can be scaled in every run, besides pools by their names."""
@@ -40,7 +40,7 @@ class Scalable(Protocol):
             UserError: When that cannot be.
         """
 
-    def loads(self) -> tuple[list[Load], int]:
+    def loads(self) -> tuple[list[ClusterLoad], int]:
         """Return what each engine that is up has to do, and how many episodes are under way."""
 
 

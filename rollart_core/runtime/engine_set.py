@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rollart_core.errors import UserError
-from rollart_core.rollout.router import Router
+from rollart_core.inference.router import Router
 from rollart_core.runtime.remote import RemoteEngine
 
 
-class Rooms(Protocol):
+class Reservations(Protocol):
     """Whoever has the room that parts need: a cluster reserves it, one machine just has it."""
 
-    async def make_room(self, role: str, index: int, pool: str | None) -> None:
+    async def reserve(self, role: str, index: int, pool: str | None) -> None:
         """Make room for one more part; ``pool`` None: wherever it fits best.
 
         Raises:
             UserError: When there is none.
         """
 
-    async def free_room(self, role: str, index: int) -> None:
+    async def release_reservation(self, role: str, index: int) -> None:
         """Give up the room of a part that has left for good."""
 
 
@@ -37,11 +37,11 @@ class EngineSet:
     Args:
         new_engine: Returns the unstarted engine of a number.
         rooms: Where they find room.
-        load_limit_s: See :class:`rollart_core.rollout.router.Router`.
+        load_limit_s: See :class:`rollart_core.inference.router.Router`.
     """
 
     def __init__(
-        self, new_engine: Callable[[int], RemoteEngine], rooms: Rooms, *, load_limit_s: float
+        self, new_engine: Callable[[int], RemoteEngine], rooms: Reservations, *, load_limit_s: float
     ) -> None:
         self._new_engine = new_engine
         self._rooms = rooms
@@ -137,7 +137,7 @@ class EngineSet:
 
     async def _add(self, pool: str | None) -> None:
         index, self._next = self._next, self._next + 1
-        await self._rooms.make_room("engine", index, pool)
+        await self._rooms.reserve("engine", index, pool)
         engine = self._new_engine(index)
         self._joining.add(engine)
         try:
@@ -145,7 +145,7 @@ class EngineSet:
             await self.router.add(engine)
         except BaseException:
             await engine.close()
-            await self._rooms.free_room("engine", index)
+            await self._rooms.release_reservation("engine", index)
             raise
         finally:
             self._joining.discard(engine)
@@ -160,4 +160,4 @@ class EngineSet:
                 await engine.close()
                 del self._engines[index]  # not before: `close` must find it
             finally:
-                await self._rooms.free_room("engine", index)
+                await self._rooms.release_reservation("engine", index)

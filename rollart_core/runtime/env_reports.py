@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.hardware import Placement
-from rollart_core.plan.explain import reasons_for
-from rollart_core.resolve import ResolvedRun
 from rollart_core.runtime.report import Sampled, score_gain
+from rollart_planner.explain import reasons_for
 
 Routed = Mapping[str, Mapping[str, int]]
 """Env -> pool -> conversations that began there, evaluations included."""

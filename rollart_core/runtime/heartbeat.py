@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from rollart_core.errors import PartDied
-from rollart_core.runtime.part import Part
+from rollart_core.errors import WorkerDied
+from rollart_core.runtime.worker import Worker
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """Keeps an event of the run: its kind, and plain JSON."""
@@ -40,7 +40,7 @@ class Heartbeat:
         self._tell = tell
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(self, part: Part) -> None:
+    def watch(self, part: Worker) -> None:
         """Ping a part from when it is up until it is gone or closed.
 
         Best once it is built: a process that imports much may not answer for seconds.
@@ -57,7 +57,7 @@ class Heartbeat:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watch(self, part: Part, hang_s: float) -> None:
+    async def _watch(self, part: Worker, hang_s: float) -> None:
         was_up = False
         while part.alive or not was_up:
             was_up = was_up or part.alive
@@ -67,7 +67,7 @@ class Heartbeat:
                 return
             await asyncio.sleep(self._every_s)
 
-    async def _answers(self, part: Part, hang_s: float) -> bool:
+    async def _answers(self, part: Worker, hang_s: float) -> bool:
         ping = asyncio.ensure_future(_ping(part))
         try:
             await asyncio.wait({ping}, timeout=hang_s)
@@ -79,11 +79,11 @@ class Heartbeat:
             ping.cancel()
 
 
-async def _ping(part: Part) -> None:
+async def _ping(part: Worker) -> None:
     """Return when the part has answered anything, an error included, or is gone."""
     try:
         await part.call("__ping__")
-    except PartDied:
+    except WorkerDied:
         return
     except Exception:
         return  # an answer all the same

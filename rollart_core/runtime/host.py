@@ -24,7 +24,7 @@ from rollart_core.errors import RollartError, contained, described
 _PR_SET_PDEATHSIG = 1
 
 
-class PartHost:
+class WorkerHost:
     """Holds a part."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 def leave() -> None:
     """Close what this process has open, before it ends without atexit."""
-    if "rollart_core.boxes.source" in sys.modules:
-        sys.modules["rollart_core.boxes.source"].close_all()
+    if "rollart_sandboxes.pool.source" in sys.modules:
+        sys.modules["rollart_sandboxes.pool.source"].close_all()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,23 +15,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollart_core.boxes.ledger import RUN_VARIABLE
-from rollart_core.config_checks import INLINE_POOLS
-from rollart_core.config_runtime import InlineRuntime as InlineConfig
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.runtime import InlineRuntime as InlineConfig
+from rollart_core.config.validation.consistency import INLINE_POOLS
 from rollart_core.contracts.hardware import Placement, Pool
-from rollart_core.resolve import ResolvedRun
-from rollart_core.rollout.env_episode import Worker
+from rollart_core.rollout.env_episode import EnvWorkerHandle
 from rollart_core.rollout.env_pool import LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
-from rollart_core.runtime.part import Part
-from rollart_core.runtime.parts_runtime import PartsRuntime
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
+from rollart_core.runtime.worker import Worker
+from rollart_core.runtime.workers import WorkersRuntime
+from rollart_sandboxes.pool.live import RUN_VARIABLE
 
 LOCAL, BASE = INLINE_POOLS
 """The name of this machine as a pool; and that of the engines of ``engine`` beside others."""
 
 
-class InlineRuntime(PartsRuntime):
+class InlineRuntime(WorkersRuntime):
     """Starts and ends the parts on this machine."""
 
     trainer_host = "127.0.0.1"
@@ -68,7 +68,7 @@ class InlineRuntime(PartsRuntime):
         """Return the one pool; of an engine, that of its class."""
         return self._pools_of_engines[index] if role == "engine" else LOCAL
 
-    def new_part(self, role: str, index: int = 0) -> Part:
+    def new_worker(self, role: str, index: int = 0) -> Worker:
         """Return an unstarted process of this machine."""
         threads = {
             "engine": self._inline.engine_threads,
@@ -79,16 +79,18 @@ class InlineRuntime(PartsRuntime):
         name = f"{role}-{index}" if index else role
         log = self.run_dir / "logs" / f"{name}.log"
         whose = {RUN_VARIABLE: self.run_dir.name}
-        return PartProcess(name, log_path=log, num_threads=threads.get(role, 1), environment=whose)
+        return WorkerProcess(
+            name, log_path=log, num_threads=threads.get(role, 1), environment=whose
+        )
 
-    async def start_worker(self) -> Worker:
+    async def start_worker(self) -> EnvWorkerHandle:
         """Start one env worker, in a process or, with ``env_processes: 0``, here."""
         limits = self.worker_limits(self._inline.env_threads)
         if self._inline.env_processes == 0:
             return LocalWorker(EnvWorker(**limits))
-        return await self._started_worker(self.new_part("env"), limits)
+        return await self._started_worker(self.new_worker("env"), limits)
 
-    async def make_room(self, role: str, index: int, pool: str | None) -> None:
+    async def reserve(self, role: str, index: int, pool: str | None) -> None:
         """Note where it is to be: a process more needs no leave."""
         if role == "engine":
             self._pools_of_engines[index] = pool or self._pools_of_engines[0]

@@ -20,35 +20,35 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from rollart_core.config import WarmStart
-from rollart_core.config_model import ModelPath, NewModel
-from rollart_core.config_runtime import RayRuntime
-from rollart_core.engine.attempts import Attempts
-from rollart_core.engine.curriculum import CurriculumTasks
-from rollart_core.engine.evaluate import EvaluationResult, evaluate
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.observer import NobodyWatches, RunObserver
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.resume import check_resume
-from rollart_core.engine.run_dir import RunState, new_run_dir, write_json
-from rollart_core.engine.run_lock import run_lock
+from rollart_core.config.model import ModelPath, NewModel
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.run import WarmStart
+from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import RollartError, TooManyFailures
-from rollart_core.resolve import ResolvedRun
-from rollart_core.rollout.router import Router, combined
-from rollart_core.rollout.teacher import RunEpisode
+from rollart_core.inference.router import Router, combined
+from rollart_core.inference.teacher import RunEpisode
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.env_reports import Routed, env_reports, whereabouts
+from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.runtime.interrupts import interrupts
-from rollart_core.runtime.parts_runtime import PartsRuntime
-from rollart_core.runtime.pauses import short_pauses
 from rollart_core.runtime.planning import RunPlan
 from rollart_core.runtime.report import RunReport, score_gain
 from rollart_core.runtime.run_envs import RunEnvs
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
-from rollart_core.runtime.trained_model import ModelParts, TrainedModel
-from rollart_core.runtime.validator import Validator, ValidatorParts
-from rollart_core.train.warm_start import WarmStartParts, WarmStartResult, warm_start
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.runtime.trained_model import ModelDependencies, TrainedModel
+from rollart_core.runtime.validator import Validator, ValidatorDependencies
+from rollart_core.runtime.workers import WorkersRuntime
+from rollart_core.scheduling.curriculum import CurriculumTasks
+from rollart_core.scheduling.evaluate import EvaluationResult, evaluate
+from rollart_core.scheduling.events import StopRun
+from rollart_core.scheduling.failure_rate import Attempts
+from rollart_core.scheduling.observer import NobodyWatches, RunObserver
+from rollart_core.store.recorder import RunRecorder
+from rollart_core.store.resume import check_resume
+from rollart_core.store.run_dir import RunState, new_run_dir, write_json
+from rollart_core.store.run_lock import run_lock
+from rollart_core.training.warm_start import WarmStartDependencies, WarmStartResult, warm_start
 from rollart_core.types import Task, Ticket, Trajectory
 
 NUM_CORPUS_TASKS = 400
@@ -142,7 +142,7 @@ class _Launch:
             self._routed = router.counts.by_pool
             self._envs.wire(envs, router, model_path)
             await self._envs.open()
-        until_end.enter_context(short_pauses())
+        until_end.enter_context(short_gc_pauses())
         state = await self._begin(runtime, router, trainer, recorder, model_path)
         source = self._envs.source()
         if isinstance(source, CurriculumTasks):
@@ -150,7 +150,7 @@ class _Launch:
             recorder.gauges = lambda: {**of_parts(), **source.gauges()}
         training = self._training = TrainPhase(
             self._run,
-            TrainParts(
+            TrainDependencies(
                 recorder=recorder,
                 trainer=trainer,
                 engines=router,
@@ -169,7 +169,7 @@ class _Launch:
             finally:
                 await plan.close()
         engine = combined(await router.stats())
-        parts = ModelParts(recorder, trainer, router, self._observer.message)
+        parts = ModelDependencies(recorder, trainer, router, self._observer.message)
         model = TrainedModel(self._config, parts)
         await model.settle()
         after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
@@ -204,7 +204,7 @@ class _Launch:
                 f"Validations have {len(tasks)} tasks, not {wanted}: there are no more, or more "
                 "than a fifth of the training tasks would be needed."
             )
-        parts = ValidatorParts(recorder, tasks, self._sample, self._envs.cluster_of)
+        parts = ValidatorDependencies(recorder, tasks, self._sample, self._envs.cluster_of)
         return Validator(self._config, parts)
 
     def _fail(self, error: RollartError) -> None:
@@ -278,7 +278,7 @@ class _Launch:
             self._observer.progress(max(fraction, of_time), line)
 
         take = await runtime.start_demonstrator(model_path, tasks)
-        self._warm = await warm_start(config, WarmStartParts(take, trainer, check, progress))
+        self._warm = await warm_start(config, WarmStartDependencies(take, trainer, check, progress))
         await runtime.stop_demonstrator()
         if not self._warm.reached:
             self._observer.message(_fell_short(self._warm, config))
@@ -398,10 +398,10 @@ class _Launch:
         return True
 
 
-def new_runtime(run: ResolvedRun, run_dir: Path) -> PartsRuntime:
+def new_runtime(run: ResolvedRun, run_dir: Path) -> WorkersRuntime:
     """Return the runtime of a run; nothing is started yet."""
     if isinstance(run.config.runtime, RayRuntime):
-        from rollart_core.runtime.ray import RayRuntime as OnRay
+        from rollart_ray.runtime import RayRuntime as OnRay
 
         return OnRay(run, run_dir)
     from rollart_core.runtime.inline import InlineRuntime

@@ -16,18 +16,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
+from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool, Role
 from rollart_core.errors import RollartError, described, first_line, text_of
-from rollart_core.plan.replan import Departure, Replanner
-from rollart_core.plan.run_plan import demand_of, place, workloads_of
-from rollart_core.resolve import ResolvedRun
 from rollart_core.types import Ticket, Trajectory
+from rollart_planner.replan import Departure, Replanner
+from rollart_planner.run_plan import demand_of, place, workloads_of
 
 RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]
 
 
-class Seated(Protocol):
+class Slotted(Protocol):
     """An engine of the router, as far as a plan looks at it."""
 
     @property
@@ -39,7 +39,7 @@ class PlacedRouter(Protocol):
     """The router, as far as a plan needs it."""
 
     @property
-    def seats(self) -> Sequence[Seated]:
+    def seats(self) -> Sequence[Slotted]:
         """Its engines."""
 
     def place(self, placement: Placement) -> None:

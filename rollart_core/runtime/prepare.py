@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config import RunConfig
-from rollart_core.config_load import (
+from rollart_core.config.load import (
     RECORD_KEY,
     apply_override,
     as_error,
     read_run_config,
     validate,
 )
-from rollart_core.config_runtime import InlineRuntime, RayRuntime
-from rollart_core.engine.run_dir import runs_dir_fault
+from rollart_core.config.problems import Problem
+from rollart_core.config.resolve import Resolution, ResolvedRun, resolve_all
+from rollart_core.config.run import RunConfig
+from rollart_core.config.runtime import InlineRuntime, RayRuntime
 from rollart_core.errors import ConfigError
-from rollart_core.plan.run_plan import demand_of, place
-from rollart_core.problems import Problem
-from rollart_core.resolve import Resolution, ResolvedRun, resolve_all
-from rollart_core.runtime import ray_pools
+from rollart_core.store.run_dir import runs_dir_fault
+from rollart_planner.run_plan import demand_of, place
+from rollart_ray import pools as ray_pools
 
 NO_ENVIRONMENT = "has no environment"
 """What a mapper says of a name that is none of the run's environments."""
@@ -144,7 +144,7 @@ def _no_places(found: Resolution) -> list[Problem]:
     pools = [ray_pools.contract(pool, classes) for pool in runtime.pools]
     try:
         placement = place(found, pools, demand_of(found))
-        ray_pools.seats_of(placement, runtime.pools, parts, classes, found.engine_devices)
+        ray_pools.slots_of(placement, runtime.pools, parts, classes, found.engine_devices)
     except ConfigError as e:
         lines = str(e).splitlines()
     else:

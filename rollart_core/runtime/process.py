@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rollart_core.errors import PartDied
+from rollart_core.errors import WorkerDied
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
 
 PART_VARIABLE: Final = "ROLLART_PART"
@@ -31,7 +31,7 @@ KILL_WAIT_S: Final = 0.02
 """Between two passes."""
 
 
-class PartProcess:
+class WorkerProcess:
     """One part of the run in a process of its own."""
 
     def __init__(
@@ -51,7 +51,7 @@ class PartProcess:
             environment: Variables it has besides those of this process.
         """
         self.name = name
-        self.on_death: Callable[[PartProcess], None] | None = None
+        self.on_death: Callable[[WorkerProcess], None] | None = None
         self._log_path = log_path
         self._num_threads = num_threads
         self._mark = uuid.uuid4().hex
@@ -97,11 +97,11 @@ class PartProcess:
         """Call a method of the part (or ``"module:function"``) and wait for its answer.
 
         Raises:
-            PartDied: When the process is gone, before or meanwhile.
+            WorkerDied: When the process is gone, before or meanwhile.
             Exception: Whatever the method raised.
         """
         if not self.alive or self._writer is None:
-            raise PartDied(self._obituary())
+            raise WorkerDied(self._exit_reason())
         call_id = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
@@ -149,16 +149,16 @@ class PartProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._bury()
+            self._mark_dead()
 
-    def _bury(self) -> None:
+    def _mark_dead(self) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(PartDied(self._obituary()))
+                future.set_exception(WorkerDied(self._exit_reason()))
         if not self._closing and self.on_death is not None:
             self.on_death(self)
 
-    def _obituary(self) -> str:
+    def _exit_reason(self) -> str:
         code = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -21,10 +21,10 @@ from rollart_core.contracts.inference import (
     ScoreRequest,
     WeightSwap,
 )
-from rollart_core.errors import EngineDied, PartDied, first_line
+from rollart_core.errors import EngineDied, WorkerDied, first_line
 from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
-from rollart_core.runtime.part import Part
-from rollart_core.runtime.restarts import Restarts
+from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.worker import Worker
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
@@ -39,7 +39,7 @@ def _default_restarts() -> Restarts:
 
 
 @dataclass(slots=True)
-class Care:
+class RestartPolicy:
     """How a part is looked after."""
 
     heartbeat: Heartbeat | None = None
@@ -51,24 +51,24 @@ class RemoteEngine(InferenceEngine):
     """An inference engine in a process that is started again when it dies.
 
     Args:
-        process: Returns a fresh, unstarted :class:`Part`.
-        kwargs: Arguments of :func:`rollart_core.runtime.parts.build_engine`.
+        process: Returns a fresh, unstarted :class:`Worker`.
+        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_engine`.
         pool: Where it is.
         care: How it is looked after.
     """
 
     def __init__(
         self,
-        process: Callable[[], Part],
+        process: Callable[[], Worker],
         kwargs: Mapping[str, Any],
         *,
         pool: str = "local",
-        care: Care | None = None,
+        care: RestartPolicy | None = None,
     ) -> None:
         self._new_process = process
         self._kwargs = kwargs
-        self._care = care or Care()
-        self._part: Part = process()
+        self._care = care or RestartPolicy()
+        self._part: Worker = process()
         self._version: int | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._why: str | None = None
@@ -140,7 +140,7 @@ class RemoteEngine(InferenceEngine):
 
     async def release(self, session_id: str) -> None:
         """Forget a session."""
-        with contextlib.suppress(PartDied):
+        with contextlib.suppress(WorkerDied):
             await self._ready().call("release", session_id)
 
     async def stats(self) -> EngineStats:
@@ -149,7 +149,7 @@ class RemoteEngine(InferenceEngine):
         try:
             stats: EngineStats = await self._ready().call("stats")
         except EngineDied as e:
-            self._bury(part, e)
+            self._mark_dead(part, e)
             raise
         return stats
 
@@ -174,46 +174,46 @@ class RemoteEngine(InferenceEngine):
         part = self._part
         try:
             yield
-        except PartDied as e:
+        except WorkerDied as e:
             raise EngineDied(str(e), boundary=boundary) from e
         except EngineDied as e:
-            self._bury(part, e)
+            self._mark_dead(part, e)
             raise
 
-    def _bury(self, part: Part, error: EngineDied) -> None:
+    def _mark_dead(self, part: Worker, error: EngineDied) -> None:
         """End a process that says itself that what answers in it (a server, say) is gone."""
         if part is self._part and self.health == "up":
             self._why = first_line(str(error))
             self._turn("down")  # at once: what it was asked is asked elsewhere, or waits
             part.kill()
 
-    def _ready(self) -> Part:
+    def _ready(self) -> Worker:
         """Return the part, with the engine in it.
 
         Raises:
-            PartDied: When it is gone, or is only being started.
+            WorkerDied: When it is gone, or is only being started.
         """
         if self.health != "up":
-            raise PartDied(f"the {self._part.name} process is {self.health}")
+            raise WorkerDied(f"the {self._part.name} process is {self.health}")
         return self._part
 
-    async def _bring_up(self, part: Part) -> None:
+    async def _bring_up(self, part: Worker) -> None:
         """Start a process, give it the newest weights, and only then be up.
 
         Raises:
-            PartDied: When it died over that.
+            WorkerDied: When it died over that.
         """
-        await part.start("rollart_core.runtime.parts:build_engine", self._kwargs)
+        await part.start("rollart_core.runtime.factories:build_engine", self._kwargs)
         await part.call("start")
         await self._catch_up(part)
         part.on_death = self._on_death
         if not part.alive:
-            raise PartDied(await obituary(part))
+            raise WorkerDied(await exit_reason(part))
         if self._care.heartbeat is not None:
             self._care.heartbeat.watch(part)
         self._turn("up")
 
-    async def _catch_up(self, part: Part) -> None:
+    async def _catch_up(self, part: Worker) -> None:
         loaded: int | None = None
         while loaded != self._version:
             loaded = self._version
@@ -223,14 +223,14 @@ class RemoteEngine(InferenceEngine):
                 if loaded == self._version:
                     raise  # else: overtaken meanwhile
 
-    def _on_death(self, part: Part) -> None:
+    def _on_death(self, part: Worker) -> None:
         if not self._closed and part is self._part:
             self._turn("down")
             self._restarting = asyncio.ensure_future(self._come_back(part))
 
-    async def _come_back(self, dead: Part) -> None:
+    async def _come_back(self, dead: Worker) -> None:
         loop = asyncio.get_running_loop()
-        why = await obituary(dead)
+        why = await exit_reason(dead)
         why, self._why = f"{self._why}; {why}" if self._why else why, None
         while not self._closed:
             delay_s = self._care.restarts.died(loop.time())
@@ -263,7 +263,7 @@ class RemoteEngine(InferenceEngine):
         self._care.tell(kind, {"part": self._part.name, "pool": self.pool, **payload})
 
 
-async def obituary(dead: Part) -> str:
+async def exit_reason(dead: Worker) -> str:
     """Return how a part says that it is gone."""
     try:
         await dead.call("__ping__")
@@ -275,7 +275,7 @@ async def obituary(dead: Part) -> str:
 class RemoteWorker:
     """An env worker in a process of its own."""
 
-    def __init__(self, process: Part) -> None:
+    def __init__(self, process: Worker) -> None:
         """Wrap a started process."""
         self._part = process
 
@@ -293,7 +293,7 @@ class RemoteWorker:
         await shut_down(self._part, "shutdown")
 
 
-async def shut_down(part: Part, method: str) -> None:
+async def shut_down(part: Worker, method: str) -> None:
     """Let a part end in order if it can, and by force if not."""
     if part.alive:
         with contextlib.suppress(Exception):

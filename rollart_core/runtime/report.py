@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from rollart_core.engine.evaluate import EvaluationResult, paired_gain
+from rollart_core.scheduling.evaluate import EvaluationResult, paired_gain
 
 Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
 """Before and after."""

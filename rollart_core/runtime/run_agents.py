@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rollart_core.config import RunConfig
+from rollart_core.config.resolve import ResolvedEnv
+from rollart_core.config.run import RunConfig
 from rollart_core.models.tokenizer import ChatTokenizer, byte_tokenizer, load_tokenizer
-from rollart_core.resolve import ResolvedEnv
-from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.rewards.service import Scorer
+from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.baseline import BaselineName, DrawsWords
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, Generator
-from rollart_core.scoring.room import Scorer
 from rollart_core.types import Ticket, Trajectory
 
 if TYPE_CHECKING:
-    from rollart_core.rollout.gateway import Gateway
+    from rollart_core.gateway.gateway import Gateway
 
 _BYTES_A_TOKEN: Final = 8
 """Of a page: more than tokenizers of models come to, so that no page is too long for a draw."""
@@ -50,11 +50,11 @@ class RunAgents:
             self._gateway = _gateway(config, engine, tokenizer, port=config.gateway.port)
         self._drawing: Gateway | None = None
         self._opens = asyncio.Lock()
-        self._parts: dict[str, AgentParts] = {}
+        self._parts: dict[str, AgentDependencies] = {}
 
     def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits, score: Scorer) -> None:
         """Make the parts of one agent's episodes."""
-        self._parts[env.name] = AgentParts(
+        self._parts[env.name] = AgentDependencies(
             env=ref,
             envs=self._workers,
             gateway=self._gateway,
@@ -127,7 +127,7 @@ def _gateway(
     tokens_more: int = 1,
 ) -> Gateway:
     """Return a gateway of the run, not open yet, with ``tokens_more`` times its longest row."""
-    from rollart_core.rollout.gateway import Gateway, GatewaySettings
+    from rollart_core.gateway.gateway import Gateway, GatewaySettings
 
     settings = GatewaySettings(
         max_context_tokens=tokens_more * config.rollout.max_context_tokens,

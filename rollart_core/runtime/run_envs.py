@@ -11,30 +11,30 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from rollart_core.config_model import RemoteModel
+from rollart_core.config.model import RemoteModel
+from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.contracts.adapter import split_id
-from rollart_core.engine.curriculum import CurriculumTasks
-from rollart_core.engine.holdout import Holdout, hold_out
-from rollart_core.engine.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
-from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import ResolvedEnv, ResolvedRun
+from rollart_core.rewards.service import RewardService, RewardServicePlan
 from rollart_core.rollout.baseline import Baseline, BaselineName, NobodyGenerates
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import (
+    Dialogue,
+    EpisodeDependencies,
     EpisodeLimits,
-    EpisodeParts,
     Generator,
-    Talk,
     run_episode,
 )
 from rollart_core.rollout.expert import Expert
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.runtime.run_agents import RunAgents
-from rollart_core.scoring.room import RoomPlan, ScoringRoom
+from rollart_core.scheduling.curriculum import CurriculumTasks
+from rollart_core.scheduling.holdout import Holdout, hold_out
+from rollart_core.scheduling.task_mix import TaskMix, Tasks, WeightedSource, interleaved, shares
+from rollart_core.scheduling.tasks import TaskSource, held_out_tasks
 from rollart_core.types import Task, Ticket, Trajectory
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class RunEnvs:
         self._num_tasks: dict[tuple[str, str], int | None] = {}
         self._holdouts: dict[str, Holdout] = {}
         self._clusters: dict[tuple[str, str], list[str]] = {}
-        self._parts: dict[str, EpisodeParts] = {}
+        self._parts: dict[str, EpisodeDependencies] = {}
         self._agent_names: set[str] = set()
         self._agents: RunAgents | None = None
-        plan = RoomPlan(run.config.scoring, run.scoring.backends, run.deadlines.reward_s)
-        self.scoring = ScoringRoom(plan)
+        plan = RewardServicePlan(run.config.scoring, run.scoring.backends, run.deadlines.reward_s)
+        self.scoring = RewardService(plan)
         self._tokenizer: ChatTokenizer | None = None
 
     async def count_tasks(self, workers: EnvPool) -> None:
@@ -207,7 +207,7 @@ class RunEnvs:
                 assert self._agents is not None
                 self._agents.add(env, env_ref(env), self._limits(env), score)
                 continue
-            self._parts[env.name] = EpisodeParts(
+            self._parts[env.name] = EpisodeDependencies(
                 env=env_ref(env),
                 envs=workers,
                 engine=engine or NobodyGenerates(),
@@ -292,7 +292,7 @@ class RunEnvs:
             return self._num_tasks[env.name, split], None
         return holdout.num_kept, holdout.kept
 
-    def _talk(self, model_path: str) -> tuple[Callable[[], Talk], tuple[int, ...]]:
+    def _talk(self, model_path: str) -> tuple[Callable[[], Dialogue], tuple[int, ...]]:
         """Return how conversations begin, and the tokens that end a turn of the policy."""
         if isinstance(self._run.config.model, RemoteModel):
             return TextConversation, ()

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollart_core.config_runtime import EngineScaling, EnvScaling
+from rollart_core.config.runtime import EngineScaling, EnvScaling
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClusterLoad:
     """What one engine has to do."""
 
     kv_used: float
@@ -31,7 +31,7 @@ class Pressure:
     low: bool
 
 
-def engine_pressure(limits: EngineScaling, loads: Sequence[Load]) -> Pressure:
+def engine_pressure(limits: EngineScaling, loads: Sequence[ClusterLoad]) -> Pressure:
     """Judge the engines that are up.
 
     Low only if the KV of all would still fit well into one engine fewer: else the next look would

@@ -18,37 +18,42 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from rollart_core.engine.buffer import Buffer
-from rollart_core.engine.controller import Controller, ControllerParts, EnginesPart, Scoring
-from rollart_core.engine.curriculum import CurriculumTasks
-from rollart_core.engine.events import RunStarted, SchedulePolicy, StopKind, StopRun
-from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
-from rollart_core.engine.resume import restore_source
-from rollart_core.engine.run_dir import RunState
-from rollart_core.engine.run_guard import GuardTripped
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.task_mix import Tasks
+from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import TrainerLost, TrainingDiverged
-from rollart_core.plugins import plugins
-from rollart_core.resolve import ResolvedRun
+from rollart_core.plugins.manager import plugins
 from rollart_core.runtime.base import TrainerHandle
-from rollart_core.runtime.restarts import Restarts
+from rollart_core.runtime.restart_policy import Restarts
 from rollart_core.runtime.validator import Validator
+from rollart_core.scheduling.buffer import Buffer
+from rollart_core.scheduling.controller import (
+    Controller,
+    ControllerDependencies,
+    EnginesHandle,
+    ScoringHandle,
+)
+from rollart_core.scheduling.curriculum import CurriculumTasks
+from rollart_core.scheduling.events import RunStarted, SchedulePolicy, StopKind, StopRun
+from rollart_core.scheduling.run_guard import GuardTripped
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.task_mix import Tasks
+from rollart_core.store.recorder import CheckpointPlan, RunRecorder
+from rollart_core.store.resume import restore_source
+from rollart_core.store.run_dir import RunState
 from rollart_core.training.guard import Trip
 from rollart_core.types import Group, Ticket, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class TrainParts:
+class TrainDependencies:
     """What the phase works with."""
 
     recorder: RunRecorder
     trainer: TrainerHandle
-    engines: EnginesPart
+    engines: EnginesHandle
     run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
     source: Tasks
     """At its beginning."""
-    scoring: Scoring | None = None
+    scoring: ScoringHandle | None = None
     """Frees the places of episodes that wait for their score; None: they hold them."""
     validator: Validator | None = None
     """None: there is no validation."""
@@ -57,7 +62,7 @@ class TrainParts:
 class TrainPhase:
     """Runs the loop until a stop condition holds; see the module."""
 
-    def __init__(self, run: ResolvedRun, parts: TrainParts) -> None:
+    def __init__(self, run: ResolvedRun, parts: TrainDependencies) -> None:
         """Wire a run's parts."""
         self._run = run
         self._config = run.config
@@ -139,7 +144,7 @@ class TrainPhase:
             await self._validate_first(started.policy_version)
         scheduler = Scheduler(policy, parts.source)
         controller = self._controller = Controller(
-            ControllerParts(
+            ControllerDependencies(
                 scheduler=scheduler,
                 buffer=Buffer(config.rollout.group_size, _capacity(self._run)),
                 run_episode=parts.run_episode,
@@ -172,7 +177,7 @@ class TrainPhase:
             self._controller = None
             snapshot = scheduler.snapshot()
             self._version = snapshot.policy_version
-            parts.recorder.end_life(snapshot)
+            parts.recorder.end_incarnation(snapshot)
 
     async def _resume(self, state: RunState) -> RunStarted:
         """Go on from a checkpoint that is loaded; a trip that was cut off is carried out."""

@@ -13,28 +13,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollart_core.config import RunConfig
-from rollart_core.engine.controller import EnginesPart
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.run_dir import TRAINED_MODEL
+from rollart_core.config.run import RunConfig
 from rollart_core.errors import ConfigError, TrainerLost
 from rollart_core.runtime.base import TrainerHandle
+from rollart_core.scheduling.controller import EnginesHandle
+from rollart_core.store.recorder import RunRecorder
+from rollart_core.store.run_dir import TRAINED_MODEL
 
 
 @dataclass(frozen=True, slots=True)
-class ModelParts:
+class ModelDependencies:
     """What holds the weights."""
 
     recorder: RunRecorder
     trainer: TrainerHandle
-    engines: EnginesPart
+    engines: EnginesHandle
     tell: Callable[[str], None]
 
 
 class TrainedModel:
     """See the module."""
 
-    def __init__(self, config: RunConfig, parts: ModelParts) -> None:
+    def __init__(self, config: RunConfig, parts: ModelDependencies) -> None:
         """Take the last weights for the result, until ``settle`` chooses."""
         self._keep_best = config.checkpoint.keep_best is not None
         self._parts = parts

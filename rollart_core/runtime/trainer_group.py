@@ -5,7 +5,7 @@
                         └──> ...
 
 Takes: unstarted Parts, one a rank. Gives: the methods of
-:class:`rollart_core.train.trainer.Trainer`. Never: leaves ranks waiting in a collective call for
+:class:`rollart_core.training.trainer.Trainer`. Never: leaves ranks waiting in a collective call for
 one that is gone: with one rank the whole group ends, every call says so by ``TrainerLost``, and
 ``restart`` brings up a fresh group.
 """
@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rollart_core.contracts.weights import Publication
-from rollart_core.errors import PartDied, RollartError, TrainerLost, described
-from rollart_core.runtime.part import Part
-from rollart_core.runtime.parts import RankArgs
-from rollart_core.runtime.remote import obituary, shut_down
-from rollart_core.train.report import TrainStepReport
+from rollart_core.errors import RollartError, TrainerLost, WorkerDied, described
+from rollart_core.runtime.factories import RankArgs
+from rollart_core.runtime.remote import exit_reason, shut_down
+from rollart_core.runtime.worker import Worker
+from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Sample
 
-BUILD = "rollart_core.runtime.parts:build_trainer"
-OPEN_STORE = "rollart_core.train.process_group:open_store"
+BUILD = "rollart_core.runtime.factories:build_trainer"
+OPEN_STORE = "rollart_core.training.process_group:open_store"
 ANSWER_GRACE_S = 5.0
 """How long the other ranks may go on when one has raised: on a common mistake all raise at once,
 otherwise they wait for it in vain."""
@@ -35,9 +35,9 @@ class TrainerGroup:
     """One or more trainer ranks.
 
     Args:
-        new_part: From a rank to a fresh, unstarted part.
+        new_worker: From a rank to a fresh, unstarted part.
         num_ranks: How many.
-        kwargs: Arguments of :func:`rollart_core.runtime.parts.build_trainer`, for all ranks alike.
+        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, for all ranks alike.
         host: Where the other ranks reach rank 0; None: the address of the machine it is on.
         own_devices: Whether each rank's process sees the devices that it has, and no others.
         watch: Gets each rank once it is built; pings, for one.
@@ -45,23 +45,23 @@ class TrainerGroup:
 
     def __init__(
         self,
-        new_part: Callable[[int], Part],
+        new_worker: Callable[[int], Worker],
         num_ranks: int,
         kwargs: Mapping[str, Any],
         *,
         host: str | None = None,
         own_devices: bool = False,
-        watch: Callable[[Part], None] = lambda part: None,
+        watch: Callable[[Worker], None] = lambda part: None,
     ) -> None:
         self._watch = watch
-        self._new_part = new_part
+        self._new_part = new_worker
         self._kwargs = kwargs
         self._host = host
         self._own_devices = own_devices
         self._num_ranks = num_ranks
-        self._parts: list[Part] = []
+        self._parts: list[Worker] = []
         self._lost: str | None = None
-        self._dead: Part | None = None
+        self._dead: Worker | None = None
         self._turn = asyncio.Lock()
         self.num_restarts = 0
         self.on_lost: Callable[[RollartError], None] | None = None
@@ -96,7 +96,7 @@ class TrainerGroup:
         await self._on_all(lambda rank, part: part.start())
         store = await self._on_first(OPEN_STORE, self._host)
 
-        def build(rank: int, part: Part) -> Awaitable[Any]:
+        def build(rank: int, part: Worker) -> Awaitable[Any]:
             ranks = RankArgs(rank, self._num_ranks, store, self._own_devices)
             return part.call("__build__", BUILD, {**self._kwargs, "ranks": ranks})
 
@@ -132,7 +132,7 @@ class TrainerGroup:
         return publication
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of :class:`rollart_core.train.trainer.Trainer` on all ranks.
+        """Call a method of :class:`rollart_core.training.trainer.Trainer` on all ranks.
 
         Returns:
             What rank 0 answered.
@@ -154,12 +154,12 @@ class TrainerGroup:
     async def _on_first(self, method: str, *args: Any) -> str:
         try:
             answer: str = await self._parts[0].call(method, *args)
-        except PartDied as e:
+        except WorkerDied as e:
             self._lose(str(e), self._parts[0])
             raise TrainerLost(str(e)) from e
         return answer
 
-    async def _on_all(self, send: Callable[[int, Part], Awaitable[Any]]) -> Any:
+    async def _on_all(self, send: Callable[[int, Worker], Awaitable[Any]]) -> Any:
         """Send something to every rank and return rank 0's answer."""
         if self._lost is not None:
             raise TrainerLost(self._lost)
@@ -178,10 +178,12 @@ class TrainerGroup:
             return tasks[0].result()
         raise self._verdict(errors, parts)
 
-    def _verdict(self, errors: Mapping[int, BaseException], parts: Sequence[Part]) -> BaseException:
+    def _verdict(
+        self, errors: Mapping[int, BaseException], parts: Sequence[Worker]
+    ) -> BaseException:
         """Return what to raise; ends the group unless all ranks raised the same."""
         for rank, error in errors.items():
-            if isinstance(error, PartDied):
+            if isinstance(error, WorkerDied):
                 self._lose(str(error), parts[rank])
                 if self._dead is parts[rank]:
                     self._lost = str(error)  # says more than hearing of the death did
@@ -199,18 +201,18 @@ class TrainerGroup:
         lost.__cause__ = error
         return lost
 
-    def _on_death(self, part: Part) -> None:
+    def _on_death(self, part: Worker) -> None:
         if part in self._parts and self._lost is None:
             self._lose(f"the {part.name} process is gone", part)
             if self.on_lost is not None:
                 self._telling = asyncio.ensure_future(self._tell(part))
 
-    async def _tell(self, dead: Part) -> None:
-        why = await obituary(dead)
+    async def _tell(self, dead: Worker) -> None:
+        why = await exit_reason(dead)
         if self.on_lost is not None and dead in self._parts:  # else it is being started again
             self.on_lost(TrainerLost(why))
 
-    def _lose(self, why: str, dead: Part) -> None:
+    def _lose(self, why: str, dead: Worker) -> None:
         """End the group: who is left would wait for ever for who is gone."""
         if self._lost is None:
             self._lost, self._dead = why, dead

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rollart_core.config import RunConfig
-from rollart_core.engine.evaluate import ClusterOf, EvaluationResult, evaluate
-from rollart_core.engine.places import LentPlaces
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.validations import Validation
+from rollart_core.config.run import RunConfig
+from rollart_core.scheduling.evaluate import ClusterOf, EvaluationResult, evaluate
+from rollart_core.scheduling.validation_slots import LentPlaces
+from rollart_core.scheduling.validations import Validation
+from rollart_core.store.recorder import RunRecorder
 from rollart_core.types import Task, Ticket, Trajectory
 
 TICKETS = "validation"
@@ -28,7 +28,7 @@ and differences between them are those of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatorParts:
+class ValidatorDependencies:
     """What validations are made of."""
 
     recorder: RunRecorder
@@ -40,9 +40,9 @@ class ValidatorParts:
 
 
 class Validator:
-    """Implements :class:`rollart_core.engine.controller.Validator`."""
+    """Implements :class:`rollart_core.scheduling.controller.ValidatorHandle`."""
 
-    def __init__(self, config: RunConfig, parts: ValidatorParts) -> None:
+    def __init__(self, config: RunConfig, parts: ValidatorDependencies) -> None:
         """Describe it.
 
         Args:

@@ -26,7 +26,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rollart_core.config_trainer import NormClip, QuantileClip, Trainer, ZScoreClip
+from rollart_core.config.trainer import NormClip, QuantileClip, Trainer, ZScoreClip
 
 EPS = 1e-6
 """Added to the standard deviation, as ZClip does."""

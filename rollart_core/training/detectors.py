@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from rollart_core.engine.estimates import wilson
+from rollart_core.store.estimates import wilson
 from rollart_core.training.findings import ADVICE, Finding, Kind
 from rollart_core.training.history import BUSY, History, Series
 from rollart_core.training.series import (

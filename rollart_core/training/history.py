@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.tables import ROLLED_BACK, OutcomeRow
+from rollart_core.store.journal_reader import JournalReader
+from rollart_core.store.tables import ROLLED_BACK, OutcomeRow
 from rollart_core.training.series import FloatArray
 
 IntArray = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from rollart_core.config_trainer import Schedule
+from rollart_core.config.trainer import Schedule
 
 
 def lr_factor(

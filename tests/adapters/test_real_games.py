@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rollart_core import registry
 from rollart_core.errors import PluginError, UnknownIdError
+from rollart_core.plugins import registry
 
 pytestmark = [pytest.mark.adapters, pytest.mark.filterwarnings("ignore")]
 NO_GEM = "gem-llm is not installed: `make adapters` installs it"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from adapters.openenv_process import ServerProcess
 
-from rollart_core import registry
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PluginError
-from rollart_core.testing import assert_checks, check_env
+from rollart_core.plugins import registry
+from rollart_testing import assert_checks, check_env
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(300)]
 pytest.importorskip("openenv", reason="openenv is not installed: `make adapters` installs it")

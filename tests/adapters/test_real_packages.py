@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from rollart_core import registry
 from rollart_core.contracts.adapter import EnvAdapterSpec
-from rollart_core.plugins import plugins
-from rollart_core.testing import assert_checks, check_env
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import plugins
+from rollart_testing import assert_checks, check_env
 
 pytestmark = [
     pytest.mark.adapters,

@@ -16,11 +16,11 @@ import yaml
 from adapters.openenv_process import ServerProcess
 from support.pace import scaled
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import read_trajectories
-from rollart_core.resolve import resolve_run
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import read_trajectories
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(900)]
 pytest.importorskip("torch", reason="torch is not installed here: .venv runs this")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rollart_core import registry
 from rollart_core.errors import PluginError, UnknownIdError, UserError
-from rollart_core.testing import assert_checks, check_env
+from rollart_core.plugins import registry
+from rollart_testing import assert_checks, check_env
 
 pytestmark = [pytest.mark.adapters, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("skyrl_gym", reason="skyrl-gym is not installed: `make adapters` installs it")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import rollart_core
-from rollart_core import registry
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
-from rollart_core.testing import assert_checks, check_env
+from rollart_core.plugins import registry
+from rollart_testing import assert_checks, check_env
 
 OPTIONS: dict[str, Any] = {"path": str(Path(__file__).parent)}
 CORRIDOR, SUM = "roll-gem::roll_classes:Corridor", "roll-gem::roll_classes:Sum"

@@ -16,11 +16,11 @@ from talks import result
 from tool_templates import call_text, tool_tokenizer
 
 from rollart_core.contracts.reward import RewardResult
-from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
+from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import Task, Ticket
 from rollart_envs.swe.taskbook import function_tasks, own_file
 
@@ -100,7 +100,7 @@ async def play(tickets, tokenizer, engine, limits):
     await pool.start()
     try:
         ref = EnvRef("swe/FunctionRepairAgent-v1", example())
-        parts = AgentParts(ref, pool, gateway, env_return, limits)
+        parts = AgentDependencies(ref, pool, gateway, env_return, limits)
         episodes = [asyncio.create_task(run_agent_episode(t, 0, parts)) for t in tickets]
         for episode in episodes:  # one that fails before it asks holds up no other
             episode.add_done_callback(lambda _: engine.opened.set())

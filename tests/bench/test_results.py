@@ -19,12 +19,12 @@ from support.bench_results import (
     unlisted_skips,
 )
 
-from rollart_core.bench import stability
-from rollart_core.bench.options import Options
-from rollart_core.bench.rows import result, row
-from rollart_core.cli import bench
-from rollart_core.cli.bench import benchmarks
-from rollart_core.engine.estimates import Estimate
+from rollart_bench import cli as bench
+from rollart_bench import stability
+from rollart_bench.cli import benchmarks
+from rollart_bench.options import Options
+from rollart_bench.rows import result, row
+from rollart_core.store.estimates import Estimate
 
 
 def _result() -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_run_of_stability_that_has_ended_is_not_run_again(tmp_path, monkeypatc
     def train(arm, seed, path, keys):
         trained.append(list(keys))
         some = Estimate(0.95, 0.93, 0.97, 1200, 97)
-        return stability.Outcome(
+        return stability.StabilityOutcome(
             *(arm, seed, "runs/x", True, "batches", 2390, 1, 2000),
             *(some, some, Estimate(0.0, -0.01, 0.01, 300, 97), (0.5, 1.0)),
         )

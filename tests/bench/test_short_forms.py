@@ -19,8 +19,8 @@ import pytest
 from support.bench_results import SKIPPED, faults_of, faults_of_skip, lane, unlisted_skips
 from support.pace import scaled
 
-from rollart_core.bench.async_ import CASES
-from rollart_core.cli.bench import benchmarks
+from rollart_bench.async_ import CASES
+from rollart_bench.cli import benchmarks
 
 pytestmark = pytest.mark.bench
 

@@ -9,11 +9,11 @@ from closure import Closure, fingerprint
 
 FILES = {
     "rollart_core/__init__.py": "",
-    "rollart_core/plugins.py": "",
-    "rollart_core/engine/__init__.py": "",
-    "rollart_core/engine/loop.py": "from . import clock\n",
-    "rollart_core/engine/clock.py": "",
-    "rollart_core/engine/table.json": "{}",
+    "rollart_core/plugins/manager.py": "",
+    "rollart_core/scheduling/__init__.py": "",
+    "rollart_core/scheduling/loop.py": "from . import clock\n",
+    "rollart_core/scheduling/clock.py": "",
+    "rollart_core/scheduling/table.json": "{}",
     "rollart_core/lazy.py": 'COMMAND = "rollart_core.late:main"\n',
     "rollart_core/late.py": "",
     "rollart_core/other.py": "",
@@ -22,7 +22,7 @@ FILES = {
     "plugins/rollart_p/engine.py": "",
     "tests/conftest.py": "import helper\n",
     "tests/helper.py": "",
-    "tests/a/test_a.py": "def test():\n    from rollart_core.engine.loop import x\n",
+    "tests/a/test_a.py": "def test():\n    from rollart_core.scheduling.loop import x\n",
     "tests/a/expected.txt": "7",
     "tests/b/test_b.py": "import rollart_core.lazy\n",
     "tests/c/test_c.py": "from rollart_core import plugins\n",
@@ -46,10 +46,10 @@ def closure(root: Path, *roots: str) -> set[str]:
 def test_it_holds_what_is_imported_anywhere_and_the_data_beside(root: Path) -> None:
     assert closure(root, "tests/a") == {
         "rollart_core/__init__.py",
-        "rollart_core/engine/__init__.py",
-        "rollart_core/engine/clock.py",
-        "rollart_core/engine/loop.py",
-        "rollart_core/engine/table.json",
+        "rollart_core/scheduling/__init__.py",
+        "rollart_core/scheduling/clock.py",
+        "rollart_core/scheduling/loop.py",
+        "rollart_core/scheduling/table.json",
         "tests/a/expected.txt",
         "tests/a/test_a.py",
         "tests/conftest.py",
@@ -75,7 +75,7 @@ def test_only_a_change_inside_changes_the_fingerprint(root: Path) -> None:
     (root / "rollart_core/other.py").write_text("x = 1\n")
     assert now() == before
     assert fingerprint(root, Closure(root).files(["tests/a"]), "3.12") != before
-    for name in ("rollart_core/engine/clock.py", "rollart_core/engine/table.json"):
+    for name in ("rollart_core/scheduling/clock.py", "rollart_core/scheduling/table.json"):
         (root / name).write_text("7")
         assert now() != before
         before = now()

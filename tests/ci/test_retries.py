@@ -16,11 +16,11 @@ from rollart_core.errors import (
     ConfigError,
     EngineDied,
     InferenceFailure,
-    PartDied,
     SandboxFailure,
     TrainerLost,
+    WorkerDied,
 )
-from rollart_plugins.sandboxes.engine import EngineError
+from rollart_sandboxes.engine import EngineError
 
 OVERLOADED = (
     "The current node timed out during startup. This could happen because some of the raylet "
@@ -69,7 +69,7 @@ def named(name: str, message: str = "", *bases: type[Exception]) -> Exception:
         named("ray.exceptions.RpcError", "UNAVAILABLE"),
         named("ray.exceptions.ActorDiedError", "The actor died because its node has died."),
         ConfigError("runtime.address: node 10.0.0.7 does not answer"),
-        PartDied("the trainer process is gone (no process within 60 s: its node may be gone)"),
+        WorkerDied("the trainer process is gone (no process within 60 s: its node may be gone)"),
         # Docker
         EngineError(503, "the engine is busy"),
         caused(SandboxFailure("the box did not answer"), TimeoutError()),
@@ -103,11 +103,11 @@ def test_failures_of_time_and_availability_may_run_once_more(error: BaseExceptio
         in_the_wake_of(ValueError("wrong"), TimeoutError()),
         ExceptionGroup("two", [TimeoutError(), ValueError()]),
         # crashes
-        PartDied("signal SIGSEGV"),
+        WorkerDied("signal SIGSEGV"),
         TrainerLost("the trainer process is gone (exit code 1)"),
         EngineDied("the SGLang server ended (exit code -11)"),
         caused(EngineDied("it is gone"), ConnectionResetError()),
-        caused(TimeoutError("its answer"), PartDied("signal SIGSEGV")),
+        caused(TimeoutError("its answer"), WorkerDied("signal SIGSEGV")),
         named("ray.exceptions.ActorDiedError", "Worker unexpectedly exits: SIGSEGV"),
         named("ray.exceptions.WorkerCrashedError"),
         SandboxFailure("the box is gone"),

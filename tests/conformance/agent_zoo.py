@@ -17,11 +17,11 @@ import urllib.request
 
 import zoo
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.agent import AgentResult, AgentStart
 from rollart_core.contracts.env import EnvSpec, Timeouts
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import SandboxSource
 
 SPLITS = ("train", "test")
 
@@ -299,7 +299,7 @@ class LeavesABox(Good):
             zoo.LEFT_OPEN.remove(left)
         for left in earlier:
             await asyncio.to_thread(left.close)
-        boxes = BoxSource("zoo:PlainBox")
+        boxes = SandboxSource("zoo:PlainBox")
         box = await asyncio.to_thread(lambda: loop.run(boxes.take()))
         zoo.LEFT_OPEN.append(zoo.LeftBox(boxes, box))
         return await super().prepare(**kwargs)
@@ -323,7 +323,7 @@ class SecretsInTheBox(Good):
 
     def fill(self):
         if self.box is None:
-            boxes = BoxSource("process", {"trusted": True})
+            boxes = SandboxSource("process", {"trusted": True})
             zoo.LEFT_OPEN.append(zoo.LeftBox(boxes, loop.run(boxes.take())))
         content = f"# Tests\n{self.secrets()[0]}".encode()
         loop.run(self.box.write_file("deep/below/tests.py", content))

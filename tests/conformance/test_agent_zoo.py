@@ -6,13 +6,13 @@ import agent_zoo
 import pytest
 import zoo
 
-from rollart_core.check import check, offline
-from rollart_core.check.catalogue import AGENTS, PARTS
 from rollart_core.contracts.env import Timeouts
-from rollart_core.plugins import using
-from rollart_core.testing import Outcome, agent_running, left_open
-from rollart_core.testing.agent_checks import AGENT_CHECKS, run_agent_checks
-from rollart_core.testing.agent_play import AgentSubject
+from rollart_core.plugins.manager import using
+from rollart_testing import CheckOutcome, agent_running, left_open
+from rollart_testing.agent_checks import AGENT_CHECKS, run_agent_checks
+from rollart_testing.agent_play import AgentSubject
+from rollart_testing.check import check, offline
+from rollart_testing.check.catalogue import AGENTS, PARTS
 
 BROKEN: list[tuple[type, str, dict[str, object]]] = [
     (agent_zoo.CannotBeMade, "make", {}),
@@ -67,12 +67,12 @@ def checked(cls: type, **said: object):
 
 def test_the_good_one_passes_every_check_of_check_agent():
     results = checked(agent_zoo.Good)
-    assert ended(results, Outcome.PASS) == list(AGENT_CHECKS), results
+    assert ended(results, CheckOutcome.PASS) == list(AGENT_CHECKS), results
 
 
 def test_a_program_that_blocks_its_loop_is_as_good():
     results = checked(agent_zoo.BlocksTheLoop)
-    assert ended(results, Outcome.FAIL) == [], results
+    assert ended(results, CheckOutcome.FAIL) == [], results
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_exactly_that_check_fails(broken, name, said, monkeypatch):
     if name == "ends_when_cancelled":
         monkeypatch.setattr(agent_running, "time", broken)
     results = checked(broken, **said)
-    assert ended(results, Outcome.FAIL) == [name], results
+    assert ended(results, CheckOutcome.FAIL) == [name], results
 
 
 # --- In several processes -----------------------------------------------------------------------
@@ -100,7 +100,7 @@ def registered(monkeypatch):
 
 def failed(name: str, *only: str) -> dict[str, str]:
     report = check(f"agentzoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=100)
-    return {r.name: r.reason for r in report.results if r.outcome is Outcome.FAIL}
+    return {r.name: r.reason for r in report.results if r.outcome is CheckOutcome.FAIL}
 
 
 @pytest.mark.slow

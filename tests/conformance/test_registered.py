@@ -15,8 +15,6 @@ from openai_server import OpenAIServer
 from pydantic import BaseModel
 from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 
-from rollart_core import registry
-from rollart_core.check.parts import PART_CHECKS, check_part
 from rollart_core.contracts.adapter import EnvAdapter, EnvAdapterSpec
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.hardware import HardwareMapper
@@ -26,13 +24,15 @@ from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
-from rollart_core.plugins import KINDS, plugins
-from rollart_core.registry import load_object
-from rollart_core.testing import CheckResult, Outcome, assert_checks, check_env
-from rollart_core.testing.agent_checks import run_agent_checks
-from rollart_core.testing.agent_play import AgentSubject
-from rollart_core.testing.env_checks import run_env_checks
-from rollart_core.testing.play import Subject
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import KINDS, plugins
+from rollart_core.plugins.registry import load_object
+from rollart_testing import CheckOutcome, CheckResult, assert_checks, check_env
+from rollart_testing.agent_checks import run_agent_checks
+from rollart_testing.agent_play import AgentSubject
+from rollart_testing.check.plugin_kinds import PART_CHECKS, check_part
+from rollart_testing.env_checks import run_env_checks
+from rollart_testing.play import Subject
 
 BASES: dict[str, tuple[type, ...]] = {
     "rewards": (Reward, GroupReward),
@@ -61,13 +61,13 @@ def check_one_adapter(adapter_id: str) -> list[CheckResult]:
     assert spec.alias
     if not spec.examples:
         why = NO_EXAMPLES[spec.alias]
-        return [CheckResult("examples", Outcome.SKIP, why)]
+        return [CheckResult("examples", CheckOutcome.SKIP, why)]
     env_id = f"{spec.alias}::{spec.examples[0]}"
     try:
         said = registry.env_spec(env_id)
     except PluginError as e:
         assert f"pip install '{spec.package}'" in str(e)  # noqa: PT017 - a missing package
-        return [CheckResult("says what to install", Outcome.PASS)]
+        return [CheckResult("says what to install", CheckOutcome.PASS)]
     return check_env(partial(registry.make, env_id), spec=said, num_tasks=1)
 
 
@@ -77,7 +77,7 @@ def check_one_env(env_id: str) -> list[CheckResult]:
     if said.sandbox is None:
         return check_env(env_id)
     if why := no_bubblewrap():
-        return [CheckResult("reset", Outcome.SKIP, why)]
+        return [CheckResult("reset", CheckOutcome.SKIP, why)]
     make = partial(registry.make, env_id, sandbox="bubblewrap")
     # Boxes take their time: a task of each split, and little of it for those that play many.
     if said.kind == "agent":
@@ -92,15 +92,15 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
     if kind == "env_adapters":
         return check_one_adapter(plugin_id)
     if plugin_id == "rollart/UnitTests-v1" and (why := no_bubblewrap()):
-        return [CheckResult("make", Outcome.SKIP, why)]
+        return [CheckResult("make", CheckOutcome.SKIP, why)]
     if plugin_id == "rollart/Bubblewrap-v1" and (why := no_bubblewrap()):
-        return [CheckResult("start", Outcome.SKIP, why)]
+        return [CheckResult("start", CheckOutcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
-        return [CheckResult("start", Outcome.SKIP, why)]
+        return [CheckResult("start", CheckOutcome.SKIP, why)]
     if plugin_id == "rollart/Wandb-v1" and find_spec("wandb") is None:
-        return [CheckResult("logs", Outcome.SKIP, "wandb is in rollart[wandb]")]
+        return [CheckResult("logs", CheckOutcome.SKIP, "wandb is in rollart[wandb]")]
     if plugin_id in NEEDS_A_SERVER:
-        return [CheckResult("start", Outcome.SKIP, NEEDS_A_SERVER[plugin_id])]
+        return [CheckResult("start", CheckOutcome.SKIP, NEEDS_A_SERVER[plugin_id])]
     if plugin_id in JUDGES:
         with OpenAIServer(lambda text: f"Verdict: {JUDGES[plugin_id]}") as server:
             options = {**OPTIONS[plugin_id], "base_url": server.url}

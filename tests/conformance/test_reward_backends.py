@@ -19,7 +19,7 @@ from sandbox_walls import no_bubblewrap
 from support.pace import scaled
 from support.ports import free_port
 
-from rollart_core import registry
+from rollart_bench.local_lambda import FunctionSettings, LocalLambda
 from rollart_core.contracts.reward import (
     RewardBackend,
     RewardBackendSpec,
@@ -29,12 +29,12 @@ from rollart_core.contracts.reward import (
     RewardResult,
 )
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure
-from rollart_core.plugins import plugins
-from rollart_core.testing import example_request
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import plugins
 from rollart_plugins.serverless import google_function
 from rollart_plugins.serverless.function import RewardFunction
-from rollart_plugins.serverless.local_lambda import FunctionSettings, LocalLambda
 from rollart_plugins.serverless.serve import Listening, serve
+from rollart_testing import example_request
 
 TOKEN = "a-token-of-this-test"
 PORTS_TRIED = 5

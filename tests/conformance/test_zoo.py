@@ -18,24 +18,24 @@ import pytest
 import zoo
 from support.pace import scaled
 
-from rollart_core.check import check, offline, process
-from rollart_core.check.catalogue import (
+from rollart_core.cli import main
+from rollart_core.contracts.env import Timeouts
+from rollart_core.errors import UserError
+from rollart_core.plugins.api_version import as_today
+from rollart_core.plugins.manager import using
+from rollart_testing import CheckOutcome, check_env, left_open, split_checks
+from rollart_testing.check import check, offline, process
+from rollart_testing.check.catalogue import (
     ENVIRONMENT_RUNTIME,
     ENVIRONMENT_SEMANTIC,
     PACKAGE,
     PARTS,
     STATIC,
 )
-from rollart_core.check.process import environ
-from rollart_core.check.report import Report
-from rollart_core.cli import main
-from rollart_core.contracts.env import Timeouts
-from rollart_core.errors import UserError
-from rollart_core.plugin_api import as_today
-from rollart_core.plugins import using
-from rollart_core.testing import Outcome, check_env, left_open, split_checks
-from rollart_core.testing.env_checks import CHECKS, run_env_checks
-from rollart_core.testing.play import Subject
+from rollart_testing.check.process import environ
+from rollart_testing.check.report import Report
+from rollart_testing.env_checks import CHECKS, run_env_checks
+from rollart_testing.play import Subject
 
 
 @pytest.fixture(autouse=True)
@@ -104,13 +104,15 @@ BROKEN: list[tuple[type, str, dict[str, object]]] = [
 
 def test_the_good_one_passes_every_check_of_check_env():
     results = check_env(zoo.Good, spec=zoo.env_spec("Good"))
-    assert ended(results, Outcome.PASS) == list(CHECKS)
+    assert ended(results, CheckOutcome.PASS) == list(CHECKS)
 
 
 def test_the_good_one_with_tools_passes_every_check_of_check_env():
     results = check_env(zoo.GoodTools, spec=zoo.env_spec("GoodTools", tools=True))
     lacks = {"async_agrees", "corpus"}
-    assert ended(results, Outcome.PASS) == [name for name in CHECKS if name not in lacks], results
+    assert ended(results, CheckOutcome.PASS) == [name for name in CHECKS if name not in lacks], (
+        results
+    )
     (remark,) = [r.reason for r in results if r.name == "random_stays_below_the_oracle"]
     assert "random calls earn 0%" in remark
 
@@ -128,18 +130,18 @@ def test_what_a_plugin_raises_is_named_with_file_and_line():
 def test_an_environment_that_knows_its_tasks_by_the_seed_has_others_in_each_split(monkeypatch):
     spec = zoo.env_spec("BySeed")
     (result,) = check_env(zoo.BySeed, spec=spec, only=["splits_differ"])
-    assert result.outcome is Outcome.PASS
+    assert result.outcome is CheckOutcome.PASS
     # As seeds were in earlier releases.
     monkeypatch.setattr(split_checks, "task_seed", lambda seed, split, index: seed + index)
     (result,) = check_env(zoo.BySeed, spec=spec, only=["splits_differ"])
-    assert result.outcome is Outcome.FAIL
+    assert result.outcome is CheckOutcome.FAIL
     assert "40 of 40 tasks of test are tasks of train: task 0 of test is task 0" in result.reason
 
 
 def test_splits_that_may_share_tasks_are_not_judged():
     spec = zoo.env_spec("OneListForAll", disjoint_splits=False)
     (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])
-    assert result.outcome is Outcome.SKIP
+    assert result.outcome is CheckOutcome.SKIP
     assert "5 of 5 tasks of test are tasks of train" in result.reason
 
 
@@ -148,7 +150,7 @@ def test_success_that_the_spec_denies_is_seen():
         def info(self):
             return {**super().info(), "success": self.right == 2}
 
-    for reports, outcome in ((True, Outcome.PASS), (False, Outcome.FAIL)):
+    for reports, outcome in ((True, CheckOutcome.PASS), (False, CheckOutcome.FAIL)):
         spec = zoo.env_spec("Good", reports_success=reports)
         (result,) = check_env(Succeeds, spec=spec, only=["oracle_reaches_the_top"])
         assert result.outcome is outcome, result.reason
@@ -158,7 +160,7 @@ def test_success_that_the_spec_denies_is_seen():
 def test_a_plugin_of_version_1_could_not_say_that_its_splits_share_tasks():
     spec = as_today(zoo.env_spec("OneListForAll", contract_version=1))
     (result,) = check_env(zoo.OneListForAll, spec=spec, only=["splits_differ"])
-    assert result.outcome is Outcome.SKIP
+    assert result.outcome is CheckOutcome.SKIP
 
 
 def test_the_same_first_pages_of_other_tasks_are_no_breach():
@@ -170,7 +172,7 @@ def test_the_same_first_pages_of_other_tasks_are_no_breach():
             return []
 
     (result,) = check_env(AsksLater, spec=zoo.env_spec("AsksLater"), only=["splits_differ"])
-    assert result.outcome is Outcome.PASS, result.reason
+    assert result.outcome is CheckOutcome.PASS, result.reason
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_exactly_that_check_fails(broken, name, said, request):
     if name == "nothing_left_open":
         request.getfixturevalue("no_grace")
     results = check_env(broken, spec=zoo.env_spec(broken.__name__, **said))
-    assert ended(results, Outcome.FAIL) == [name], results
+    assert ended(results, CheckOutcome.FAIL) == [name], results
 
 
 @pytest.mark.usefixtures("no_grace")
@@ -201,14 +203,14 @@ def test_what_ends_a_moment_later_is_not_left(monkeypatch):
 
     monkeypatch.setattr(left_open, "census", census)
     results = check_env(zoo.LeavesThreads, only=["nothing_left_open"])
-    assert ended(results, Outcome.PASS) == ["nothing_left_open"], results
+    assert ended(results, CheckOutcome.PASS) == ["nothing_left_open"], results
 
 
 @pytest.mark.usefixtures("no_grace")
 def test_what_begins_once_and_stays_is_not_left_by_each_round(monkeypatch):
     monkeypatch.setattr(zoo.BeginsAPool, "resets", 0)
     results = check_env(zoo.BeginsAPool, only=["nothing_left_open"])
-    assert ended(results, Outcome.PASS) == ["nothing_left_open"], results
+    assert ended(results, CheckOutcome.PASS) == ["nothing_left_open"], results
     assert zoo.BeginsAPool.resets > 7
 
 
@@ -220,7 +222,7 @@ def test_a_slow_one_is_played_less_and_the_pass_says_so():
 
     subject = Subject(Slow, zoo.env_spec("Slow"), budget_s=0.05)
     results = run_env_checks(subject, only=["interleaved_instances", "oracle_reaches_the_top"])
-    assert ended(results, Outcome.FAIL) == []
+    assert ended(results, CheckOutcome.FAIL) == []
     remarks = {r.name: r.reason for r in results}
     assert re.match(r"\d instances, not 64: an episode takes", remarks["interleaved_instances"])
     assert re.match(r"[2-4] of 6 tasks", remarks["oracle_reaches_the_top"])
@@ -239,7 +241,7 @@ def registered(monkeypatch):
 
 def checked(name: str, *only: str) -> tuple[Report, list[str]]:
     report = check(f"zoo/{name}-v1", only=only or ("runtime", "semantic"), timeout_s=scaled(100))
-    return report, ended(report.results, Outcome.FAIL)
+    return report, ended(report.results, CheckOutcome.FAIL)
 
 
 def reason(report: Report, name: str) -> str:
@@ -282,7 +284,7 @@ def test_the_time_for_all_checks_is_a_limit(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s)
     monkeypatch.setattr(process, "time", clock)
     report = check("zoo:HangsWhenMade", only=["runtime"], timeout_s=600)
-    assert ended(report.results, Outcome.FAIL) == ["make"]
+    assert ended(report.results, CheckOutcome.FAIL) == ["make"]
     assert "--timeout" in reason(report, "make")
 
 
@@ -302,8 +304,11 @@ def test_who_needs_the_network_is_found_and_who_needs_the_loopback_is_not():
 
 def test_a_reward_is_checked_in_a_process_of_its_own():
     report = check("zoo:Wavers")
-    assert ended(report.results, Outcome.FAIL) == ["same_request_same_score"]
-    assert {r.group for r in report.results if r.outcome is Outcome.PASS} == {"runtime", "semantic"}
+    assert ended(report.results, CheckOutcome.FAIL) == ["same_request_same_score"]
+    assert {r.group for r in report.results if r.outcome is CheckOutcome.PASS} == {
+        "runtime",
+        "semantic",
+    }
 
 
 def test_the_command_prints_a_table_or_json_and_exits_by_the_verdict(monkeypatch, capsys):
@@ -323,7 +328,7 @@ def test_the_command_prints_a_table_or_json_and_exits_by_the_verdict(monkeypatch
 def test_a_child_ends_with_its_parent(tmp_path):
     code = (
         "import json, sys, subprocess, os\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'rollart_core.check.child'],"
+        "child = subprocess.Popen([sys.executable, '-m', 'rollart_testing.check.child'],"
         " stdin=subprocess.PIPE)\n"
         "job = {'fd': 1, 'kind': 'environments', 'id': 'zoo:HangsWhenMade', 'options': {},"
         f" 'watch': {str(tmp_path / 'watch')!r}, 'transcript': False, 'checks': ['make']}}\n"
@@ -350,8 +355,8 @@ ENV_SOURCE = """
         '''Two sums.'''
 """
 HOOKS = """
-    from rollart_core.hookspecs import hookimpl
-    from rollart_core.manifest import specs
+    from rollart_core.plugins.hookspecs import hookimpl
+    from rollart_core.plugins.manifest import specs
 
     @hookimpl
     def rollart_environments():
@@ -368,7 +373,7 @@ MANIFEST = """
 TESTS = """
     from acme_sums.env import Sums
     from rollart_core import make
-    from rollart_core.check import check
+    from rollart_testing.check import check
 
     def test_it_asks():
         assert Sums().reset()[0].startswith("What is ")
@@ -480,7 +485,7 @@ FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
 def test_exactly_that_static_check_fails(project, name, change, why):
     change(project)
     report = check(str(project), only=["static"])
-    assert ended(report.results, Outcome.FAIL) == [name], report.results
+    assert ended(report.results, CheckOutcome.FAIL) == [name], report.results
     assert why in reason(report, name)
     assert not report.passed
 
@@ -511,7 +516,7 @@ def test_the_package_is_checked_by_its_own_tests_too(project):
 def test_tests_that_check_do_not_run_themselves(project):
     text = """
         from pathlib import Path
-        from rollart_core.check import check
+        from rollart_testing.check import check
 
         def test_it():
             (result,) = check(str(Path.cwd()), only=["own_tests"]).results
@@ -561,7 +566,7 @@ def test_a_project_and_its_wheel_pass_without_being_installed(project):
         names = [r.name for r in report.results]
         assert names == [*STATIC, *ENVIRONMENT_RUNTIME, *ENVIRONMENT_SEMANTIC, *PACKAGE]
         allowed = {"works_offline"} if not offline.prefix()[0] else set()
-        assert {*ended(report.results, Outcome.SKIP)} - allowed == without
+        assert {*ended(report.results, CheckOutcome.SKIP)} - allowed == without
     assert json.loads(json.dumps(of_wheel.to_json())) == of_wheel.to_json()
     with pytest.raises(UserError, match="options are for one plugin"):
         check(str(wheel), options={"size": 3})

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import gymnasium
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.contracts.reward import Reward, RewardResult
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolResult, tool
 from rollart_core.spaces import Text
-from rollart_core.testing.sandbox import FakeSandbox
-from rollart_core.tools import Call, ToolAction, ToolEnv, ToolResult, tool
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import SandboxSource
+from rollart_testing.sandbox import FakeSandbox
 
 SPLITS = ("train", "test")
 LEFT_OPEN: list[object] = []
@@ -446,7 +446,7 @@ class LeavesABox(Good):
         for left in [thing for thing in LEFT_OPEN if isinstance(thing, LeftBox)]:
             LEFT_OPEN.remove(left)
             left.close()
-        boxes = BoxSource("zoo:PlainBox")
+        boxes = SandboxSource("zoo:PlainBox")
         LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
         return super().reset(**kwargs)
 
@@ -465,7 +465,7 @@ class SecretsInTheBox(Good):
     def reset(self, **kwargs):
         answer = super().reset(**kwargs)
         if self.box is None:
-            boxes = BoxSource("process", {"trusted": True})
+            boxes = SandboxSource("process", {"trusted": True})
             LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
         content = f"# Tests\n{self.secrets()[0]}".encode()
         loop.run(self.box.write_file("deep/below/tests.py", content))

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 
 
 class Part:
@@ -81,7 +81,7 @@ def owns_a_part() -> None:
     """Start a part, say which process it is, and wait until this one is killed."""
 
     async def main() -> None:
-        part = PartProcess("orphan")
+        part = WorkerProcess("orphan")
         await part.start("forked_programs:Part")
         print(part.pid, flush=True)
         await part.call("wait")

@@ -11,12 +11,12 @@ from pathlib import Path
 from support.pace import scaled
 from swe_repositories import FIX, SHAPES, diff, git, pytest_packages, write
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import box_source
 from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import base_tree
 from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.workspace import needs_of
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import sandbox_source
 
 FOLDER = Path(__file__).parents[1] / "attacks"
 RUNNERS = ("pytest", "unittest", "sympy", "django")
@@ -127,7 +127,7 @@ class Bench:
 
     def __init__(self, folder: Path, sandbox: object = "bubblewrap") -> None:
         in_box = sandbox == "bubblewrap"
-        self.boxes = box_source(sandbox)  # type: ignore[arg-type]
+        self.boxes = sandbox_source(sandbox)  # type: ignore[arg-type]
         self.packages = pytest_packages(folder / "packages") if in_box else None
         self.repos = {name: folder / name for name in RUNNERS}
         self.tasks = {name: self._task(name) for name in RUNNERS}

@@ -29,28 +29,28 @@ import pyarrow.parquet  # imported before the children are forked
 import yaml
 
 from rollart_core import cli
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
-from rollart_core.engine import checkpoints, run_dir
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.journal_store import JournalStore
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.resume import check_same_run
-from rollart_core.engine.run_lock import run_lock
-from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import TrainerLost, TrainingDiverged
-from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.host import die_with_parent
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
-from rollart_core.runtime.validator import Validator, ValidatorParts
-from rollart_core.train.report import TrainStepReport
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.runtime.validator import Validator, ValidatorDependencies
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource
+from rollart_core.store import checkpoints, run_dir
+from rollart_core.store.journal import Journal
+from rollart_core.store.journal_store import JournalStore
+from rollart_core.store.recorder import RunRecorder
+from rollart_core.store.resume import check_same_run
+from rollart_core.store.run_lock import run_lock
+from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Failure, FailureKind, Group, Sample, Task, Ticket, Trajectory, Turn
 
 assert pyarrow.parquet
 
-ENV = "rollart_core.testing:FakeEnv"
+ENV = "rollart_testing:FakeEnv"
 NUM_TASKS = 37
 CONFIG: dict[str, Any] = {
     "name": "lineage",
@@ -172,7 +172,7 @@ def validator(run: ResolvedRun, recorder: RunRecorder, engines: FakeEngines) -> 
         return Trajectory(ticket, "finished", reward=score, score=score, start_version=version)
 
     tasks = [Task(ENV, "warm", i, i) for i in range(2)]
-    return Validator(run.config, ValidatorParts(recorder, tasks, attempt))
+    return Validator(run.config, ValidatorDependencies(recorder, tasks, attempt))
 
 
 async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[str, float]) -> None:
@@ -188,7 +188,7 @@ async def live(run: ResolvedRun, folder: Path, rng: random.Random, rates: dict[s
         if resumes:
             state = await recorder.load_newest(trainer.call)
         engines.version = state.policy_version if state else 0
-        parts = TrainParts(
+        parts = TrainDependencies(
             recorder=recorder,
             trainer=trainer,
             engines=engines,

@@ -26,9 +26,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from rollart_core.runtime.host import die_with_parent
-from rollart_core.train import distributed
-from rollart_core.train.loading import load_model, load_on_device
-from rollart_core.train.recompute import recompute_activations
+from rollart_core.training import distributed
+from rollart_core.training.loading import load_model, load_on_device
+from rollart_core.training.recompute import recompute_activations
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from support.pace import scaled
 
-from rollart_core.runtime import ray_local
+from rollart_ray import local as ray_local
 
 NODE_UP_S: Final = scaled(240.0)
 """For a node to come up; Ray itself gives it half a minute, and then says that the GCS is

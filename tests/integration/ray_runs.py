@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from support.pace import scaled, wait_until
 
-from rollart_core.config_load import validate
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import ResolvedRun, resolve_run
+from rollart_core.store.journal_reader import JournalReader
 
 PLACEMENT_S: Final = scaled(300.0)
 """For the parts of a run to find room and come up: several processes import torch at once."""

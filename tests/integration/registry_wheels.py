@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rollart_core.community import accept, keys, operator, submission, trust
-from rollart_core.community.client import opened
-from rollart_core.community.fetcher import base_url
-from rollart_core.community.release import Release
-from rollart_core.community.tree import Tree
-from rollart_core.community.wheel import read_wheel
+from rollart_registry import accept, keys, operator, submission, trust
+from rollart_registry.client import opened
+from rollart_registry.fetcher import base_url
+from rollart_registry.release import Release
+from rollart_registry.tree import RegistryTree
+from rollart_registry.wheel import read_wheel
 
 MANIFEST = """\
 contract_version: 2
@@ -94,8 +94,8 @@ class Scene:
     folder: Path
 
     @property
-    def tree(self) -> Tree:
-        return Tree(self.folder / "registry")
+    def tree(self) -> RegistryTree:
+        return RegistryTree(self.folder / "registry")
 
     def operator(self, now: datetime | None = None) -> operator.Operator:
         made = operator.Operator(self.tree, self.folder / "registry-keys")

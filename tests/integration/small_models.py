@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config import Trainer as TrainerConfig
-from rollart_core.train.trainer import Trainer
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.training.trainer import Trainer
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
 
 VOCAB = 61

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import rollart_core
-from rollart_core import registry
 from rollart_core.errors import PluginError, UnknownIdError
+from rollart_core.plugins import registry
 from rollart_plugins.adapters.sessions import gym
 
 DRY = {"make": {"is_slippery": False}}

@@ -16,9 +16,9 @@ import pytest
 from support.pace import scaled, wait_until
 
 from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError
-from rollart_core.testing import assert_checks, check_env
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 from rollart_plugins.adapters.process import HostProcess
+from rollart_testing import assert_checks, check_env
 
 SESSION = """
 import os, sys, time

@@ -16,15 +16,16 @@ import pytest
 from typer.testing import CliRunner
 
 import rollart_core
-from rollart_core import plugins, registry
 from rollart_core.cli import build_app
-from rollart_core.config_load import validate
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.isolation import server
-from rollart_core.resolve import resolve_run
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.hookspecs import hookimpl
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
+from rollart_sandboxes.isolation import server
 
 SESSION = """
 import random

@@ -15,15 +15,15 @@ from talks import result
 
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.errors import InferenceFailure
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.rollout import agent_episode, agent_host
-from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
-from rollart_core.testing.agents import FakeAgent
 from rollart_core.types import FailureKind, Task, Ticket
+from rollart_testing.agents import FakeAgent
 
-FAKE = "rollart_core.testing.agents:FakeAgent"
+FAKE = "rollart_testing.agents:FakeAgent"
 
 
 def ticket(index: int = 0) -> Ticket:
@@ -86,7 +86,7 @@ async def agents(engine=None, *, score=env_return, limits=None, **options):
     try:
         full = replace(LIMITS, **(limits or {}))
         env = EnvRef(f"{__name__}:Telling", options)
-        yield AgentParts(env, pool, gateway, score, full), pool, engine
+        yield AgentDependencies(env, pool, gateway, score, full), pool, engine
     finally:
         await pool.close()
         await gateway.close()
@@ -252,7 +252,7 @@ def test_cancelling_ends_the_program_and_tells_how_far_it_came():
 def test_an_environment_that_is_stepped_is_no_agent():
     async def main():
         async with agents() as (parts, _, _):
-            stepped = EnvRef("rollart_core.testing.envs:FakeEnv", {})
+            stepped = EnvRef("rollart_testing.envs:FakeEnv", {})
             return await run_agent_episode(ticket(), 0, replace(parts, env=stepped))
 
     failure = asyncio.run(main()).failure

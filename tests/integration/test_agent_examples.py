@@ -11,13 +11,13 @@ from gateways import LIMITS
 from talks import result
 from tool_templates import call_text, tool_tokenizer
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.reward import RewardResult
-from rollart_core.resolve import resolve_run
-from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
+from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import Task, Ticket
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -69,7 +69,7 @@ def test_the_openai_agent_calls_its_tool_and_each_episode_is_one_row(monkeypatch
         await pool.start()
         try:
             limits = replace(LIMITS, max_new_tokens=200)
-            parts = AgentParts(EnvRef(ID), pool, gateway, env_return, limits)
+            parts = AgentDependencies(EnvRef(ID), pool, gateway, env_return, limits)
             tickets = [Ticket(f"g{i}.0", Task(ID, "train", i, i), f"g{i}", 0) for i in range(4)]
             return await asyncio.gather(*(run_agent_episode(t, 0, parts) for t in tickets))
         finally:

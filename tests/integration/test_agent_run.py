@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import read_trajectories
-from rollart_core.resolve import resolve_run
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import read_trajectories
 
-AGENT = {"id": "rollart_core.testing.agents:FakeAgent", "name": "agent", "turns": 2, "tasks": 4}
-STEPPED = {"id": "rollart_core.testing:FakeEnv", "name": "stepped", "turns": 2}
+AGENT = {"id": "rollart_testing.agents:FakeAgent", "name": "agent", "turns": 2, "tasks": 4}
+STEPPED = {"id": "rollart_testing:FakeEnv", "name": "stepped", "turns": 2}
 RUN: dict[str, Any] = {
     "name": "agents",
     "seed": 3,

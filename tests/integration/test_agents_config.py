@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core import config_agents, plugins
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
+from rollart_core.config.validation import agents as config_agents
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import ConfigError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.resolve import resolve_run
-from rollart_core.testing.agents import FakeAgent
-from rollart_core.testing.envs import FakeEnv
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_testing.agents import FakeAgent
+from rollart_testing.envs import FakeEnv
 
 BASE = """
 model: {kind: new}

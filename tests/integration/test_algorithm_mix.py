@@ -8,13 +8,13 @@ import torch
 from small_models import make_groups, make_trainer, save_model
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config_beside import Beside
-from rollart_core.config_training import Shaping
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.training import Shaping
 from rollart_core.errors import BatchRefused, ConfigError
-from rollart_core.testing import assert_checks, check_algorithm, example_group
-from rollart_core.train.batch import canonical, make_rows, split
-from rollart_core.train.loss import loss_batch
-from rollart_core.train.mixture import AlgorithmMix
+from rollart_core.training.batch import canonical, make_rows, split
+from rollart_core.training.loss import loss_batch
+from rollart_core.training.mixture import AlgorithmMix
+from rollart_testing import assert_checks, check_algorithm, example_group
 
 
 def groups_of(*envs, size=3):
@@ -85,7 +85,9 @@ def test_what_makes_no_whole_is_refused():
 def test_the_trainer_shapes_rewards_and_remembers_what_they_were_like(model_path, tmp_path):
     def trainer(env="a"):
         own = {env: Shaping(normalise="running")}
-        return make_trainer(model_path, GRPO(normalise="none"), beside=Beside(shapings=own))
+        return make_trainer(
+            model_path, GRPO(normalise="none"), beside=AuxiliaryModels(shapings=own)
+        )
 
     groups = groups_of("a", "b")
     ours = trainer()

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart_core.contracts.algorithm import Algorithm
-from rollart_core.manifest import read_manifest
-from rollart_core.testing import assert_checks, check_algorithm
+from rollart_core.plugins.manifest import read_manifest
 from rollart_core.types import Group
+from rollart_testing import assert_checks, check_algorithm
 
 ENTRY_POINTS = {
     spec.alias: spec.entry_point for spec in read_manifest("rollart_algorithms").specs["algorithms"]

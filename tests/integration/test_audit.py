@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollart_core.engine.audit import audit
-from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
-from rollart_core.engine.journal import Journal
+from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, StopRun
+from rollart_core.store.audit import audit
+from rollart_core.store.journal import Journal
 from rollart_core.types import Failure, FailureKind, Group, Sample, Task, Ticket, Trajectory, Turn
 
 TASK = Task("fake/Env-v0", "train", 3, 7)

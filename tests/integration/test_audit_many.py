@@ -3,8 +3,8 @@
 import sqlite3
 from pathlib import Path
 
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal import Journal
+from rollart_core.store.audit import audit
+from rollart_core.store.journal import Journal
 
 
 def test_a_hundred_thousand_tickets_take_seconds(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart_core.train import batch, tree
+from rollart_core.training import batch
+from rollart_cpu.training import tree
 
 rows_strategy = st.lists(
     st.lists(st.integers(0, 3), min_size=1, max_size=150), min_size=1, max_size=8

@@ -1,7 +1,7 @@
 """The benchmark of asynchrony; ``tests/bench`` runs its short form."""
 
-from rollart_core.bench import async_
-from rollart_core.cli.bench import benchmarks
+from rollart_bench import async_
+from rollart_bench.cli import benchmarks
 
 
 def test_its_name_is_async():

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core.bench import algorithms, bandit, failures
-from rollart_core.config_load import validate
+from rollart_bench import algorithms, bandit, failures
+from rollart_core.config.load import validate
 from rollart_core.errors import UserError
-from rollart_core.plugins import plugins
+from rollart_core.plugins.manager import plugins
 
 pytest.importorskip("matplotlib", reason="matplotlib is in rollart[bench]")
 
@@ -67,9 +67,9 @@ def test_one_seed_says_nothing_of_noise():
 
 def test_an_algorithm_that_breaks_is_told_of_and_meets_no_mark(tmp_path):
     outcomes = [
-        algorithms.Outcome("grpo", learned(0.95)),
-        algorithms.Outcome("grpo", learned(0.8)),
-        algorithms.Outcome("grpo", None, "it broke"),
+        algorithms.AlgorithmOutcome("grpo", learned(0.95)),
+        algorithms.AlgorithmOutcome("grpo", learned(0.8)),
+        algorithms.AlgorithmOutcome("grpo", None, "it broke"),
     ]
     rows = algorithms.rows(outcomes)
     assert [r["meets_mark"] for r in rows] == [True, False, False]
@@ -80,7 +80,7 @@ def test_an_algorithm_that_breaks_is_told_of_and_meets_no_mark(tmp_path):
 
 def test_every_registered_algorithm_has_a_config_that_is_one(tmp_path):
     begin = {"model": {"path": str(tmp_path), "device": "cpu"}}
-    asked = algorithms._Asked(tmp_path, begin, str(tmp_path), 2, 60.0, 0)
+    asked = algorithms._Pending(tmp_path, begin, str(tmp_path), 2, 60.0, 0)
     for name in plugins().registered("algorithms"):
         config, problems = validate(algorithms.config_of(name, asked))
         assert config is not None, problems
@@ -101,7 +101,7 @@ def beginner(tmp_path_factory):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_it_learns_from_a_quarter_to_nine_tenths(name, beginner, tmp_path):
-    asked = algorithms._Asked(tmp_path, beginner, "", 20, 300.0, 0)
+    asked = algorithms._Pending(tmp_path, beginner, "", 20, 300.0, 0)
     run = bandit.learn(algorithms.config_of(name, asked))
     assert 0.15 < run.before < 0.4
     assert run.after > algorithms.MARK

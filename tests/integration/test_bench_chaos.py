@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from support.pace import wait_until
 
-from rollart_core.bench import chaos, chaos_run, chaos_victims
-from rollart_core.bench.chaos_run import INTERRUPTED, ROLES, AttackedRun, Kill, planned
-from rollart_core.bench.chaos_victims import MARK_VARIABLE, Watched
-from rollart_core.bench.learn import example
-from rollart_core.config_load import read_yaml
+from rollart_bench import chaos, chaos_run, chaos_victims
+from rollart_bench.chaos_run import INTERRUPTED, ROLES, AttackedRun, Kill, planned
+from rollart_bench.chaos_victims import MARK_VARIABLE, Watched
+from rollart_bench.learn import example
+from rollart_core.config.load import read_yaml
 from rollart_core.errors import ConfigError, RollartError, UserError
 
 
@@ -130,7 +130,7 @@ class _Attacked(AttackedRun):
     def _num_back(self, role: str) -> int:
         return sum(self._look() >= at + self.back_after for at in self.killed_at)
 
-    def _num_parts(self, pids: Sequence[int]) -> int:
+    def _num_workers(self, pids: Sequence[int]) -> int:
         return len(pids)
 
     def _kill(self, kill: Kill, lost: object) -> None:
@@ -209,7 +209,7 @@ def test_a_server_of_several_processes_is_one_part(tmp_path: Path, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     run = AttackedRun(tmp_path, tmp_path, tmp_path, Watched("no mark"), random.Random(0))
-    assert [run._num_parts(pids) for pids in ([2, 3, 4, 9], [1, 2, 3], [3], [])] == [1, 2, 1, 0]
+    assert [run._num_workers(pids) for pids in ([2, 3, 4, 9], [1, 2, 3], [3], [])] == [1, 2, 1, 0]
 
 
 @pytest.mark.parametrize("options", [{"kinds": "engin"}, {"kinds": "node"}, {"runtime": "rai"}])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rollart_core.bench import gateway
-from rollart_core.bench.gateway import TURNS, Load
+from rollart_bench import gateway
+from rollart_bench.gateway import TURNS, GatewayLoad
 from rollart_core.errors import RollartError
 
 
 def test_a_run_that_was_not_recorded_whole_does_not_count(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody_asks(load: Load, endpoints: object) -> dict[str, float]:
+    async def nobody_asks(load: GatewayLoad, endpoints: object) -> dict[str, float]:
         return {}
 
     monkeypatch.setattr(gateway, "_asked", nobody_asks)
@@ -23,7 +23,7 @@ def test_a_run_that_was_not_recorded_whole_does_not_count(
 
 
 def test_conversations_are_whole() -> None:
-    load = Load(rate=200, conversations=128, seconds=30)
+    load = GatewayLoad(rate=200, conversations=128, seconds=30)
     assert load.num_requests % (128 * TURNS) == 0
     assert load.num_episodes * TURNS == load.num_requests
-    assert Load(rate=1, conversations=3, seconds=1).num_requests == 3 * TURNS
+    assert GatewayLoad(rate=1, conversations=3, seconds=1).num_requests == 3 * TURNS

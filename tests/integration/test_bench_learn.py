@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rollart_core.bench import learn
-from rollart_core.bench.skip import BenchSkipped
-from rollart_core.view.pictures import smoothed
+from rollart_bench import learn
+from rollart_bench.skip import BenchSkipped
+from rollart_view.pictures import smoothed
 
 pytest.importorskip("matplotlib", reason="matplotlib is in rollart[bench]")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.bench import loop, sides, skip
-from rollart_core.bench.one_turn import NUM_TASKS, OneTurnEnv, digits, vowel_share
-from rollart_core.bench.skip import BenchSkipped
+from rollart_bench import loop, sides, skip
+from rollart_bench.one_turn import NUM_TASKS, OneTurnEnv, digits, vowel_share
+from rollart_bench.skip import BenchSkipped
 from rollart_core.errors import ConfigError, RollartError, UserError
 from rollart_core.models.new import ASSISTANT, USER
 from rollart_core.models.tokenizer import load_tokenizer
-from rollart_core.testing import assert_checks, check_env
+from rollart_testing import assert_checks, check_env
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_without_trl_it_is_skipped(monkeypatch):
 
 def test_a_side_that_fails_says_why():
     with pytest.raises(RollartError, match="has no attribute 'nothing'"):
-        sides.in_fresh_process("rollart_core.bench.sides:nothing", {})
+        sides.in_fresh_process("rollart_bench.sides:nothing", {})
     with pytest.raises(ConfigError, match="env"):
         sides.run_mapping({"mode": "sync"})
 

@@ -8,18 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core import plugins, registry
-from rollart_core.bench import mission
-from rollart_core.bench.chaos_cluster import free_port
-from rollart_core.bench.chaos_run import Kill
-from rollart_core.bench.skip import BenchSkipped
-from rollart_core.config_load import dump_yaml, load_config, load_mapping, read_yaml
+from rollart_bench import mission
+from rollart_bench.chaos_cluster import free_port
+from rollart_bench.chaos_run import Kill
+from rollart_bench.skip import BenchSkipped
+from rollart_core.config.load import dump_yaml, load_config, load_mapping, read_yaml
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.plan.run_plan import demand_of, place
-from rollart_core.resolve import resolve_run
-from rollart_core.runtime import ray_pools
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_planner.run_plan import demand_of, place
+from rollart_ray import pools as ray_pools
 
 HOOK = "rollart_environments"
 CONFIG = Path(__file__).resolve().parents[2] / "examples/mission.yaml"
@@ -33,7 +34,7 @@ def third_party() -> Iterator[None]:
 
     @hookimpl
     def rollart_environments() -> list[EnvSpec]:
-        return [EnvSpec(id="acme/Maze-v1", entry_point="rollart_core.testing:FakeEnv")]
+        return [EnvSpec(id="acme/Maze-v1", entry_point="rollart_testing:FakeEnv")]
 
     installed = "acme/Maze-v1" in registry.names("environments")
     package = {} if installed else {"acme": SimpleNamespace(**{HOOK: rollart_environments})}
@@ -53,7 +54,7 @@ def test_the_config_holds_together_and_every_class_has_an_engine() -> None:
     classes = {one.name: one.count for one in run.engines}
     pools = [ray_pools.contract(pool, classes) for pool in run.config.runtime.pools]
     placement = place(run, pools, demand_of(run))
-    seats = ray_pools.seats_of(
+    seats = ray_pools.slots_of(
         placement, run.config.runtime.pools, {"engine": 1, "trainer": 1, "env": 2}, classes
     )
     assert [(seat.role, seat.pool) for seat in seats] == [

@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from rollart_core.bench import rewards
-from rollart_core.bench.waiting_reward import wait_of
+from rollart_bench import rewards
+from rollart_bench.waiting_reward import wait_of
 from rollart_core.errors import UserError
 
 

@@ -1,6 +1,6 @@
 """The benchmark of weight channels; ``tests/bench`` runs its short form."""
 
-from rollart_core.cli.bench import benchmarks
+from rollart_bench.cli import benchmarks
 
 
 def test_it_is_listed():

@@ -14,9 +14,9 @@ from gateways import LIMITS, TICKET, Http, at_gateway
 from jinja2.exceptions import SecurityError
 from sandbox_walls import EACH_WALL, missing, opened
 
-from rollart_core import registry
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
+from rollart_core.plugins import registry
 from rollart_core.runtime.control import SOCKET, Control
 
 SECRET = "sk-that-nobody-may-see"

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from rollart_core.boxes.admission import Admission, Request
-from rollart_core.boxes.ledger import Ledger, Line, live_boxes, new_record
-from rollart_core.boxes.machine import Machine
-from rollart_core.boxes.options import PoolOptions
-from rollart_core.boxes.owner import (
+from rollart_core.errors import SandboxFailure
+from rollart_sandboxes.pool.admission import Admission, Request
+from rollart_sandboxes.pool.gc import collect_garbage
+from rollart_sandboxes.pool.live import Line, LiveSandboxes, live_sandboxes, new_record
+from rollart_sandboxes.pool.machine import Machine
+from rollart_sandboxes.pool.options import PoolOptions
+from rollart_sandboxes.pool.owner import (
     HOST_LABEL,
     is_alive,
     is_left,
@@ -21,8 +23,6 @@ from rollart_core.boxes.owner import (
     owner_mark,
     stamp,
 )
-from rollart_core.boxes.reap import reap
-from rollart_core.errors import SandboxFailure
 
 GIB = 1 << 30
 POOL = {"reserve_bytes": GIB, "wait_s": 60, "concurrent_starts": 9}
@@ -47,15 +47,15 @@ def request(**pool: Any) -> Request:
 
 
 def run(folder: Path, free: int, work: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    ledger = Ledger(folder / "boxes")
+    ledger = LiveSandboxes(folder / "boxes")
     here = FakeMachine(free)
     asyncio.run(work(ledger, Admission(ledger, here), here))
 
 
 def test_a_box_takes_room_and_gives_it_back(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         first = await way.admit(request(), nothing)
-        (record,) = await live_boxes(ledger)
+        (record,) = await live_sandboxes(ledger)
         assert (record.pid, record.ready_at, record.is_orphan) == (os.getpid(), None, False)
         assert (record.reserve_bytes, record.ttl_s) == (GIB, 60.0)
         assert await way.admit_at_once(request()) is None
@@ -63,9 +63,9 @@ def test_a_box_takes_room_and_gives_it_back(tmp_path: Path) -> None:
         await until(ledger.someone_waits)
         first.close()
         second = await waiting
-        assert [r.name for r in await live_boxes(ledger)] == [second.path.stem]
+        assert [r.name for r in await live_sandboxes(ledger)] == [second.path.stem]
         second.close()
-        assert (await live_boxes(ledger), ledger.someone_waits()) == ([], False)
+        assert (await live_sandboxes(ledger), ledger.someone_waits()) == ([], False)
 
     run(tmp_path, GIB, work)
 
@@ -76,7 +76,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_no_room_is_told_with_its_figures(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         held = await way.admit(request(), nothing)
         for _ in range(2):
             with pytest.raises(SandboxFailure) as caught:
@@ -94,7 +94,7 @@ def test_no_room_is_told_with_its_figures(tmp_path: Path) -> None:
 
 
 def test_what_never_fits_fails_at_once_and_for_good(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         with pytest.raises(SandboxFailure, match="never fits this machine") as caught:
             await way.admit(request(reserve_bytes=9.5 * GIB), nothing)
         assert not caught.value.retryable
@@ -103,7 +103,7 @@ def test_what_never_fits_fails_at_once_and_for_good(tmp_path: Path) -> None:
 
 
 def test_nobody_is_overtaken(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         other = Admission(ledger, here)  # as of another process
         got: list[str] = []
         lines: list[Line] = []
@@ -126,7 +126,7 @@ def test_nobody_is_overtaken(tmp_path: Path) -> None:
 
 
 def test_a_waiter_that_is_cancelled_holds_up_nobody(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         first = asyncio.create_task(way.admit(request(), nothing))
         await until(ledger.someone_waits)
         first.cancel()
@@ -140,7 +140,7 @@ def test_a_waiter_that_is_cancelled_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_a_waiter_that_was_killed_holds_up_nobody(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         queue = tmp_path / "boxes" / "queue"
         queue.mkdir(parents=True)
         (tmp_path / "boxes").chmod(0o700)
@@ -155,32 +155,32 @@ def test_a_waiter_that_was_killed_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_warm_boxes_make_room(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         warm = await way.admit(request(), nothing)
 
-        async def make_room() -> None:
+        async def reserve() -> None:
             warm.close()
 
-        (await way.admit(request(), make_room)).close()
+        (await way.admit(request(), reserve)).close()
 
     run(tmp_path, GIB, work)
 
 
 def test_the_record_of_a_box_survives_a_crash_in_a_write(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         line = await way.admit(request(), nothing)
         line.leaves("folder", "/tmp/rollart-x")
         line.leaves("folder", "/tmp/rollart-y")
         line.tell(ready_at=5.0, no_such_fact=1)
         with line.path.open("a") as file:
             file.write('{"left": ["folder", "/tmp/roll')
-        (record,) = await live_boxes(ledger)
+        (record,) = await live_sandboxes(ledger)
         assert record.left == {"folder": ("/tmp/rollart-x", "/tmp/rollart-y")}
         assert record.ready_at == 5.0
         line.close()
         line.close()
         line.leaves("folder", "/tmp/rollart-z")  # a box that is slow to close
-        assert await live_boxes(ledger) == []
+        assert await live_sandboxes(ledger) == []
 
     run(tmp_path, GIB, work)
 
@@ -189,7 +189,7 @@ def test_a_ledger_that_is_not_yours_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "boxes").mkdir()
     (tmp_path / "boxes").chmod(0o777)
 
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         with pytest.raises(SandboxFailure, match=r"not yours alone.*ROLLART_BOXES_DIR") as caught:
             await way.admit(request(), nothing)
         assert not caught.value.retryable
@@ -200,7 +200,7 @@ def test_a_ledger_that_is_not_yours_alone_is_refused(tmp_path: Path) -> None:
 def test_an_orphan_is_reaped_and_a_live_box_is_not(tmp_path: Path) -> None:
     kept, lost, foreign = (tmp_path / name for name in ("rollart-a", "rollart-b", "mine"))
 
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         for folder in (kept, lost, foreign):
             folder.mkdir()
         live = await way.admit(request(), nothing)
@@ -208,12 +208,12 @@ def test_an_orphan_is_reaped_and_a_live_box_is_not(tmp_path: Path) -> None:
         dead = await way.admit(request(), nothing)
         dead.leaves("folder", str(lost))
         dead.close(is_gone=False)  # what the kernel does for a process that is killed
-        states = {r.name: r.is_orphan for r in await live_boxes(ledger)}
+        states = {r.name: r.is_orphan for r in await live_sandboxes(ledger)}
         assert states == {live.path.stem: False, dead.path.stem: True}
-        done = await reap(ledger)
+        done = await collect_garbage(ledger)
         assert [text.split()[0] for text in done.removed] == [dead.path.stem]
         assert (kept.exists(), lost.exists(), done.failed) == (True, False, [])
-        assert [r.name for r in await live_boxes(ledger)] == [live.path.stem]
+        assert [r.name for r in await live_sandboxes(ledger)] == [live.path.stem]
         live.close()
 
     run(tmp_path, 4 * GIB, work)
@@ -223,7 +223,7 @@ def test_a_reaper_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
 
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         line = await way.admit(request(), nothing)
         for kind, what in {
             "folder": str(mine),
@@ -233,21 +233,21 @@ def test_a_reaper_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
             line.leaves(kind, what)
         line.leaves("folder", str(tmp_path / "rollart-x" / ".." / "rollart-mine"))
         line.close(is_gone=False)
-        done = await reap(ledger)
+        done = await collect_garbage(ledger)
         assert mine.is_dir()
         assert len(done.failed) == 4
         assert "no sandbox 'no/Wall-v1' is installed" in " ".join(done.failed)
-        assert [r.is_orphan for r in await live_boxes(ledger)] == [True]  # it is tried again
+        assert [r.is_orphan for r in await live_sandboxes(ledger)] == [True]  # it is tried again
 
     run(tmp_path, GIB, work)
 
 
 def test_rubbish_in_the_ledger_is_swept_out(tmp_path: Path) -> None:
-    async def work(ledger: Ledger, way: Admission, here: FakeMachine) -> None:
-        await live_boxes(ledger)
+    async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
+        await live_sandboxes(ledger)
         (ledger.folder / "x.box").write_bytes(b'\xff\x00{"owner": 3}\n[1]\n{"left": 1}\n')
-        assert len((await reap(ledger)).removed) == 1
-        assert await live_boxes(ledger) == []
+        assert len((await collect_garbage(ledger)).removed) == 1
+        assert await live_sandboxes(ledger) == []
 
     run(tmp_path, GIB, work)
 

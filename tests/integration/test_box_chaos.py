@@ -16,28 +16,28 @@ import pytest
 from busy_box import TURNS
 from sandbox_walls import HELD, IN_DOCKER, missing
 
-from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
-from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.contracts.weights import Publication
-from rollart_core.engine.buffer import Buffer
-from rollart_core.engine.controller import Controller, ControllerParts
-from rollart_core.engine.events import LoseTicket, RunStarted, SchedulePolicy
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.inference.router import Router
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_episode import PhaseTimeouts, Worker
+from rollart_core.rollout.env_episode import EnvWorkerHandle, PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
-from rollart_core.rollout.router import Router
-from rollart_core.runtime.process import PartProcess
+from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
+from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import RemoteWorker
-from rollart_core.testing import FakeEnv, ScriptedEngine
+from rollart_core.scheduling.buffer import Buffer
+from rollart_core.scheduling.controller import Controller, ControllerDependencies
+from rollart_core.scheduling.events import LoseTicket, RunStarted, SchedulePolicy
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.types import Trajectory
+from rollart_sandboxes.pool.gc import Reaped, collect_garbage, collect_garbage_in_background
+from rollart_sandboxes.pool.live import FOLDER_VARIABLE, LiveSandboxes, live_sandboxes
+from rollart_testing import FakeEnv, ScriptedEngine
 
 ENV = "busy_box:BusyBox"
 OF_THIS_TEST = "ROLLART_TEST_CHAOS"
@@ -83,16 +83,16 @@ class Killer:
     def __init__(self, logs: Path, kill_at: list[int]) -> None:
         self._logs = logs
         self._kill_at = kill_at
-        self.parts: list[PartProcess] = []
+        self.parts: list[WorkerProcess] = []
         self.dispatched_count: collections.Counter[str] = collections.Counter()
         self.done: list[Trajectory] = []
         self.failed: list[Trajectory] = []
         self.lost: list[object] = []
 
-    async def start_worker(self) -> Worker:
-        part = PartProcess("env", log_path=self._logs / "env.log")
+    async def start_worker(self) -> EnvWorkerHandle:
+        part = WorkerProcess("env", log_path=self._logs / "env.log")
         limits = {"num_threads": 32, "max_observation_chars": 1000}
-        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        await part.start("rollart_core.runtime.factories:build_env_worker", limits)
         self.parts.append(part)
         return RemoteWorker(part)
 
@@ -120,14 +120,14 @@ def tokenizer(folder: Path) -> ChatTokenizer:
     return load_tokenizer(new_model(str(folder), spec, FakeEnv().corpus(), seed=0))
 
 
-async def episode_parts(wall: str, envs: EnvPool, words: ChatTokenizer) -> EpisodeParts:
+async def episode_parts(wall: str, envs: EnvPool, words: ChatTokenizer) -> EpisodeDependencies:
     async def score(request: RewardRequest) -> RewardResult:
         return RewardResult(request.env_return)
 
     engine = ScriptedEngine(record=False)
     await engine.start()
     sandbox = {"id": wall, **(IN_DOCKER if wall == "docker" else {})}
-    return EpisodeParts(
+    return EpisodeDependencies(
         env=EnvRef(ENV, {"sandbox": sandbox, "pool": {"warm": 2, "wait_s": 300}}),
         envs=envs,
         engine=engine,
@@ -160,7 +160,7 @@ async def episodes(wall: str, killer: Killer, words: ChatTokenizer, num_batches:
         num_batches=num_batches,
     )
     controller = Controller(
-        ControllerParts(
+        ControllerDependencies(
             scheduler=Scheduler(policy, TaskSource(ENV, "train", 64, 0)),
             buffer=Buffer(4, 60),
             run_episode=lambda ticket, version: run_episode(ticket, version, parts),
@@ -176,7 +176,7 @@ async def episodes(wall: str, killer: Killer, words: ChatTokenizer, num_batches:
         await controller.run(RunStarted())
     finally:
         await envs.close()
-        await reap_at_leisure(wall)  # as a run does at its end
+        await collect_garbage_in_background(wall)  # as a run does at its end
     return trainer
 
 
@@ -207,14 +207,14 @@ def check(wall: str, scratch: Path, num_batches: int, kill_at: list[int]) -> Non
 
 def nothing_is_left(wall: str, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
-    assert asyncio.run(live_boxes(Ledger())) == []
+    assert asyncio.run(live_sandboxes(LiveSandboxes())) == []
     mark = f"{OF_THIS_TEST}={os.environ[OF_THIS_TEST]}".encode()
     while left := [pid for pid in bearing(mark) if pid != os.getpid()]:
         with contextlib.suppress(OSError):  # a zombie is no process that runs
             states = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1] for pid in left]
             assert all(state.split()[0] in "ZX" for state in states), left
     if wall == "docker":
-        assert asyncio.run(reap(Ledger(), sweep=[wall])) == Reaped()
+        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[wall])) == Reaped()
 
 
 def bearing(mark: bytes) -> list[int]:

@@ -19,12 +19,17 @@ from support.pace import scaled, until, wait_until
 from support.processes import is_running, wait_gone
 from typer.testing import CliRunner
 
-from rollart_core.boxes import loop, source
-from rollart_core.boxes.ledger import FOLDER_VARIABLE, BoxRecord, Ledger, live_boxes
-from rollart_core.boxes.reap import reap
-from rollart_core.boxes.source import BoxSource, box_source
-from rollart_core.cli.sandbox import app
 from rollart_core.errors import ConfigError, SandboxFailure
+from rollart_sandboxes.cli.sandbox import app
+from rollart_sandboxes.pool import loop, source
+from rollart_sandboxes.pool.gc import collect_garbage
+from rollart_sandboxes.pool.live import (
+    FOLDER_VARIABLE,
+    LiveSandboxes,
+    SandboxRecord,
+    live_sandboxes,
+)
+from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 OPTIONS: dict[str, dict[str, object]] = {
     "bubblewrap": {},
@@ -33,9 +38,9 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 OWNER = """
 import os, sys, time
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import box_source
-source = box_source({options}, {pool})
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import sandbox_source
+source = sandbox_source({options}, {pool})
 async def work():
     box = await source.take()
     await box.snapshot()
@@ -44,7 +49,7 @@ async def work():
             await asyncio.sleep(0.01)
     print(box.agent_pid, flush=True)
 import asyncio
-from rollart_core.boxes import source as module
+from rollart_sandboxes.pool import source as module
 def source_pool():
     return next(iter(module._here.pools.values()))
 loop.run(work())
@@ -81,11 +86,11 @@ def bubblewrap() -> dict[str, object]:
     return {"id": "bubblewrap"}
 
 
-def records() -> list[BoxRecord]:
-    return asyncio.run(live_boxes(Ledger()))
+def records() -> list[SandboxRecord]:
+    return asyncio.run(live_sandboxes(LiveSandboxes()))
 
 
-def pool_of(boxes: BoxSource) -> Any:
+def pool_of(boxes: SandboxSource) -> Any:
     return source._here.pools[source._key(boxes)]
 
 
@@ -98,7 +103,7 @@ def on_boxes_loop(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_no_box_is_given_out_twice(wall) -> None:
     async def work() -> None:
-        boxes = box_source(wall, {"warm": 2})
+        boxes = sandbox_source(wall, {"warm": 2})
         seen = set()
         for _ in range(4):
             box = await boxes.take()
@@ -115,23 +120,25 @@ def test_no_box_is_given_out_twice(wall) -> None:
 
 def test_the_stock_is_refilled_and_a_box_from_it_is_there_at_once(bubblewrap) -> None:
     async def work() -> None:
-        boxes = box_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
+        boxes = sandbox_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
         first = await boxes.take()
         pool = pool_of(boxes)
         await until(lambda: pool.num_warm == 2, "two warm boxes")
-        waiting = [r for r in await live_boxes(Ledger()) if r.is_idle]
+        waiting = [r for r in await live_sandboxes(LiveSandboxes()) if r.is_idle]
         assert len(waiting) == 2
         assert {r.reserve_bytes for r in waiting} == {128 * MIB}
         assert {r.ttl_s for r in waiting} == {3900.0}  # it may wait, and lives as long after that
         second = await boxes.take()
         assert second.line.path.stem in {r.name for r in waiting}
-        assert not any(r.is_idle for r in await live_boxes(Ledger()) if r.name == name(second))
+        assert not any(
+            r.is_idle for r in await live_sandboxes(LiveSandboxes()) if r.name == name(second)
+        )
         await until(lambda: pool.num_warm == 2, "two warm boxes")
-        assert len(await live_boxes(Ledger())) == 4
+        assert len(await live_sandboxes(LiveSandboxes())) == 4
         await asyncio.gather(boxes.give_back(first), boxes.give_back(second))
         await until(lambda: pool.num_warm == 2, "two warm boxes")
         await boxes.close()
-        assert await live_boxes(Ledger()) == []
+        assert await live_sandboxes(LiveSandboxes()) == []
 
     on_boxes_loop(work)
 
@@ -145,7 +152,7 @@ def test_a_warm_box_is_given_out_only_where_the_needs_are_the_same(bubblewrap) -
     seen = "/etc/hostname"
 
     async def work() -> None:
-        boxes = box_source(bubblewrap, {"warm": 1})
+        boxes = sandbox_source(bubblewrap, {"warm": 1})
         await boxes.give_back(await boxes.take())
         pool = pool_of(boxes)
         await until(lambda: pool.num_warm == 1, "a warm box")
@@ -162,7 +169,7 @@ def test_a_warm_box_is_given_out_only_where_the_needs_are_the_same(bubblewrap) -
 
 def test_a_warm_box_that_died_is_not_given_out(bubblewrap) -> None:
     async def work() -> None:
-        boxes = box_source(bubblewrap, {"warm": 1})
+        boxes = sandbox_source(bubblewrap, {"warm": 1})
         await boxes.give_back(await boxes.take())
         pool = pool_of(boxes)
         await until(lambda: pool.num_warm == 1, "a warm box")
@@ -177,14 +184,14 @@ def test_a_warm_box_that_died_is_not_given_out(bubblewrap) -> None:
 
 def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -> None:
     async def work() -> None:
-        one, other = box_source(wall, {"warm": 1}), box_source(wall, {"warm": 1})
+        one, other = sandbox_source(wall, {"warm": 1}), sandbox_source(wall, {"warm": 1})
         await one.give_back(await one.take())
         await other.give_back(await other.take())
         assert pool_of(one) is pool_of(other)
         await one.close()
         await until(lambda: pool_of(other).num_warm == 1, "a warm box")
         await other.close()
-        assert await live_boxes(Ledger()) == []
+        assert await live_sandboxes(LiveSandboxes()) == []
         await other.give_back(await other.take())
         await other.close()
 
@@ -201,17 +208,17 @@ def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -
 )
 def test_a_start_that_fails_gives_its_room_back(bubblewrap, options, needs, error, said) -> None:
     async def work() -> None:
-        boxes = box_source({**bubblewrap, **options}, {"warm": 1})
+        boxes = sandbox_source({**bubblewrap, **options}, {"warm": 1})
         with pytest.raises(error, match=said):
             await boxes.take(**needs)
-        assert await live_boxes(Ledger()) == []
+        assert await live_sandboxes(LiveSandboxes()) == []
 
     on_boxes_loop(work)
 
 
 def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
     async def work() -> None:
-        boxes = box_source(wall, {"max_boxes": 1})
+        boxes = sandbox_source(wall, {"max_boxes": 1})
         for delay_s in (0, 0.005, 0.01, 0.02, 0.04, 0.08):  # before, in, and after the start
             taking = asyncio.create_task(boxes.take())
             await asyncio.sleep(delay_s)
@@ -219,20 +226,20 @@ def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await boxes.give_back(await taking)
         await boxes.give_back(await boxes.take())
-        assert await live_boxes(Ledger()) == []
+        assert await live_sandboxes(LiveSandboxes()) == []
 
     on_boxes_loop(work)
 
 
 def test_boxes_wait_for_one_another(wall) -> None:
     async def work() -> None:
-        boxes = box_source(wall, {"max_boxes": 2, "wait_s": 110})
+        boxes = sandbox_source(wall, {"max_boxes": 2, "wait_s": 110})
         most = 0
 
         async def episode() -> None:
             nonlocal most
             box = await boxes.take()
-            most = max(most, len(await live_boxes(Ledger())))
+            most = max(most, len(await live_sandboxes(LiveSandboxes())))
             assert (await box.exec(["true"], timeout_s=30)).exit_code == 0
             await boxes.give_back(box)
 
@@ -260,9 +267,9 @@ def owner(
 def test_processes_share_the_room_of_the_machine(wall) -> None:
     async def work() -> None:
         with pytest.raises(SandboxFailure, match="there are 1 boxes, of at most 1"):
-            await box_source(wall, {"max_boxes": 1, "wait_s": 0.2}).take()
-        waiting = asyncio.create_task(box_source(wall, {"max_boxes": 1, "wait_s": 60}).take())
-        await until(Ledger().someone_waits, "one that waits")
+            await sandbox_source(wall, {"max_boxes": 1, "wait_s": 0.2}).take()
+        waiting = asyncio.create_task(sandbox_source(wall, {"max_boxes": 1, "wait_s": 60}).take())
+        await until(LiveSandboxes().someone_waits, "one that waits")
         process.kill()
         box = await waiting  # the room of a process that is gone is free
         await box.close()
@@ -270,22 +277,22 @@ def test_processes_share_the_room_of_the_machine(wall) -> None:
 
     with owner(wall, {}) as (process, _):
         on_boxes_loop(work)
-        asyncio.run(reap(Ledger()))
+        asyncio.run(collect_garbage(LiveSandboxes()))
 
 
 def test_a_warm_stock_makes_room_for_another_process(bubblewrap) -> None:
     async def work() -> None:
-        assert len(await live_boxes(Ledger())) == 3
-        boxes = box_source(bubblewrap, {"max_boxes": 2, "wait_s": 60})
+        assert len(await live_sandboxes(LiveSandboxes())) == 3
+        boxes = sandbox_source(bubblewrap, {"max_boxes": 2, "wait_s": 60})
         box = await boxes.take()
-        assert not any(r.is_idle for r in await live_boxes(Ledger()))
+        assert not any(r.is_idle for r in await live_sandboxes(LiveSandboxes()))
         await boxes.give_back(box)
 
     with owner(bubblewrap, {"warm": 2}) as (process, _):
         on_boxes_loop(work)
         process.kill()
         process.wait()
-        asyncio.run(reap(Ledger()))
+        asyncio.run(collect_garbage(LiveSandboxes()))
 
 
 def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None:
@@ -312,9 +319,9 @@ def test_the_first_box_of_a_process_reaps_what_others_left(wall) -> None:
     assert [r.is_orphan for r in records()] == [True]
 
     async def work() -> None:
-        boxes = box_source(wall)
+        boxes = sandbox_source(wall)
         box = await boxes.take()
-        assert [r.name for r in await live_boxes(Ledger())] == [name(box)]
+        assert [r.name for r in await live_sandboxes(LiveSandboxes())] == [name(box)]
         await boxes.give_back(box)
 
     on_boxes_loop(work)
@@ -334,14 +341,14 @@ def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
         process.wait()
         os.kill(agent, signal.SIGKILL)
         assert is_running(sleeper)
-        assert len(asyncio.run(reap(Ledger())).removed) == 1
+        assert len(asyncio.run(collect_garbage(LiveSandboxes())).removed) == 1
     wait_gone(sleeper)
 
 
 def test_snapshots_of_a_process_without_a_ledger_are_swept(bubblewrap) -> None:
     code = """
 import asyncio
-from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_sandboxes.bubblewrap import BubblewrapSandbox
 async def main():
     box = BubblewrapSandbox()
     await box.start()
@@ -354,12 +361,14 @@ asyncio.run(main())
     assert process.stdout is not None
     try:
         kept = Path(process.stdout.readline().strip())
-        assert asyncio.run(reap(Ledger(), sweep=["bubblewrap"])).removed == []
+        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=["bubblewrap"])).removed == []
         assert kept.is_dir()
     finally:
         process.kill()
         process.communicate()
-    assert asyncio.run(reap(Ledger(), sweep=["bubblewrap"])).removed == [f"snapshots {kept}"]
+    assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=["bubblewrap"])).removed == [
+        f"snapshots {kept}"
+    ]
     assert not kept.exists()
 
 
@@ -393,12 +402,12 @@ def test_a_fork_does_not_hold_the_boxes_of_its_parent(bubblewrap) -> None:
             assert [r.is_orphan for r in records()] == [True]
         finally:
             os.kill(forked, signal.SIGKILL)
-        asyncio.run(reap(Ledger()))
+        asyncio.run(collect_garbage(LiveSandboxes()))
 
 
 def test_a_box_that_cannot_be_closed_is_left_to_the_reaper(bubblewrap, monkeypatch) -> None:
     async def work() -> None:
-        boxes = box_source(bubblewrap)
+        boxes = sandbox_source(bubblewrap)
         box = await boxes.take()
         close = box.close
 
@@ -407,9 +416,9 @@ def test_a_box_that_cannot_be_closed_is_left_to_the_reaper(bubblewrap, monkeypat
 
         monkeypatch.setattr(box, "close", broken)
         await boxes.give_back(box)
-        assert [r.is_orphan for r in await live_boxes(Ledger())] == [True]
+        assert [r.is_orphan for r in await live_sandboxes(LiveSandboxes())] == [True]
         await close()
-        assert len((await reap(Ledger())).removed) == 1
+        assert len((await collect_garbage(LiveSandboxes())).removed) == 1
 
     on_boxes_loop(work)
 
@@ -424,7 +433,7 @@ def test_doctor_starts_a_real_box(bubblewrap) -> None:
 
 
 def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:
-    monkeypatch.setattr("rollart_plugins.sandboxes.bubblewrap_host.shutil.which", lambda _: None)
+    monkeypatch.setattr("rollart_sandboxes.bubblewrap_host.shutil.which", lambda _: None)
     done = CliRunner().invoke(app, ["doctor", "bubblewrap"])
     assert done.exit_code == 1
     assert "does not work" in done.stdout
@@ -432,7 +441,7 @@ def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:
 
 
 def test_a_wall_that_only_trusts_is_not_enough_for_the_doctor(monkeypatch) -> None:
-    monkeypatch.setattr("rollart_core.boxes.doctor.walls", lambda: ["process"])
+    monkeypatch.setattr("rollart_sandboxes.pool.doctor.walls", lambda: ["process"])
     done = CliRunner().invoke(app, ["doctor", "--json"])
     said = json.loads(done.stdout)
     assert (done.exit_code, said["works"], said["sandboxes"][0]["works"]) == (1, False, True)

@@ -13,16 +13,16 @@ import pytest
 from sandbox_walls import HELD, IN_DOCKER, missing
 from support.cgroups import cgroups_of
 
-from rollart_core.boxes.ledger import FOLDER_VARIABLE, Ledger, live_boxes
-from rollart_core.boxes.reap import Reaped, reap, reap_at_leisure
 from rollart_core.errors import CollateralFailure, WorkerLost
-from rollart_core.rollout.env_episode import PhaseTimeouts, Worker
+from rollart_core.rollout.env_episode import EnvWorkerHandle, PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import RemoteWorker
 from rollart_core.types import Task, Ticket
 from rollart_envs.swe.function_env import FunctionRepairEnv
+from rollart_sandboxes.pool.gc import Reaped, collect_garbage, collect_garbage_in_background
+from rollart_sandboxes.pool.live import FOLDER_VARIABLE, LiveSandboxes, live_sandboxes
 
 ENV = "swe/FunctionRepair-v1"
 CONCURRENCY = 16
@@ -52,7 +52,7 @@ class Episodes:
 
     def __init__(self, wall: str, num_tickets: int, logs: Path) -> None:
         self._logs = logs
-        self._parts: list[PartProcess] = []
+        self._parts: list[WorkerProcess] = []
         sandbox = {"id": wall, **OPTIONS[wall]}
         pool = {"warm": 2, "max_boxes": 24, "wait_s": 300}
         self.env = EnvRef(ENV, {"sandbox": sandbox, "pool": pool})
@@ -75,10 +75,10 @@ class Episodes:
         finally:
             await pool.close()
 
-    async def _start(self) -> Worker:
-        part = PartProcess("env", log_path=self._logs / "env.log")
+    async def _start(self) -> EnvWorkerHandle:
+        part = WorkerProcess("env", log_path=self._logs / "env.log")
         limits = {"num_threads": 32, "max_observation_chars": 20_000}
-        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        await part.start("rollart_core.runtime.factories:build_env_worker", limits)
         self._parts.append(part)
         return RemoteWorker(part)
 
@@ -117,7 +117,7 @@ def run(wall: str, scratch: Path, num_tickets: int, kill_at: list[int]) -> Episo
 
     async def work() -> None:
         await episodes.run(kill_at)
-        await reap_at_leisure(wall)  # as a run does at its end
+        await collect_garbage_in_background(wall)  # as a run does at its end
 
     asyncio.run(work())
     return episodes
@@ -147,8 +147,8 @@ def all_are_done_and_nothing_is_left(
 def nothing_is_left(episodes: Episodes, wall: str, scratch: Path) -> None:
     assert sorted(episodes.done) == list(range(episodes.num_tickets))
     assert list(scratch.iterdir()) == []
-    assert asyncio.run(live_boxes(Ledger())) == []
+    assert asyncio.run(live_sandboxes(LiveSandboxes())) == []
     workers = [part._process.pid for part in episodes._parts if part._process]
     assert [cgroup for pid in workers for cgroup in cgroups_of(pid)] == []
     if wall == "docker":
-        assert asyncio.run(reap(Ledger(), sweep=[wall])) == Reaped()
+        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[wall])) == Reaped()

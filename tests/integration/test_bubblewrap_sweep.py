@@ -11,7 +11,7 @@ import pytest
 from sandbox_walls import missing
 from support.processes import is_running, wait_gone
 
-from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_sandboxes.bubblewrap import BubblewrapSandbox
 
 pytestmark = pytest.mark.skipif(bool(missing("bubblewrap")), reason=str(missing("bubblewrap")))
 

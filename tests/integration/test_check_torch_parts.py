@@ -2,10 +2,10 @@
 
 import pytest
 
-from rollart_core.testing import (
+from rollart_testing import (
+    CheckOutcome,
     FakeAlgorithm,
     FakeWeightChannel,
-    Outcome,
     assert_checks,
     check_algorithm,
     check_weight_channel,
@@ -13,7 +13,7 @@ from rollart_core.testing import (
 
 
 def failed(results):
-    return [r.name for r in results if r.outcome is Outcome.FAIL]
+    return [r.name for r in results if r.outcome is CheckOutcome.FAIL]
 
 
 def test_check_algorithm():

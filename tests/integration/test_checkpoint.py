@@ -8,8 +8,8 @@ from small_models import make_groups, make_trainer, save_model
 
 from rollart_algorithms.grpo import GRPO
 from rollart_core.errors import ConfigError
-from rollart_core.train import checkpoint
-from rollart_core.train.trainer import load_model
+from rollart_core.training import checkpoint
+from rollart_core.training.trainer import load_model
 
 
 @pytest.fixture(scope="module")

@@ -16,21 +16,21 @@ import pytest
 from rich.console import Console
 from support.pace import scaled
 
-from rollart_core import plugins
-from rollart_core.bench.skip import BenchSkipped
+from rollart_bench.cli import _module, benchmarks
+from rollart_bench.skip import BenchSkipped
 from rollart_core.cli import COMMANDS, main, progress
-from rollart_core.cli.bench import _module, benchmarks
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.spec import CommandSpec
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.run_dir import RunState
-from rollart_core.engine.tasks import TaskSourceState
 from rollart_core.errors import TooManyFailures
-from rollart_core.hookspecs import hookimpl
-from rollart_core.plugin_specs import RESERVED_COMMANDS
-from rollart_core.resolve import resolve_run
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.specs import RESERVED_COMMANDS
+from rollart_core.scheduling.tasks import TaskSourceState
+from rollart_core.store.audit import audit
+from rollart_core.store.journal import Journal
+from rollart_core.store.run_dir import RunState
 
 Run = Callable[..., tuple[int, str, str]]
 FROZEN_LAKE = "rollart_envs.toy.frozen_lake:FrozenLakeEnv"
@@ -488,7 +488,7 @@ def test_benchmarks_are_the_modules_that_can_run(
         return {"name": "engine", "machine": {"cores": 2}, "rows": rows}
 
     fake = SimpleNamespace(run=run, TAKES=("pairs",))
-    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
+    monkeypatch.setitem(sys.modules, "rollart_bench.engine", fake)
     code, out, _ = rollart("bench", "engine", "pairs=2")
     assert (code, asked) == (0, [{"pairs": 2}])
     assert "2.12 (1 to 3)" in out
@@ -503,7 +503,7 @@ def test_a_benchmark_that_lacks_something_is_skipped_with_a_code_of_its_own(
         raise BenchSkipped("no Docker engine answers")
 
     fake = SimpleNamespace(run=run, TAKES=("short",))
-    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
+    monkeypatch.setitem(sys.modules, "rollart_bench.engine", fake)
     code, out, err = rollart("bench", "engine")
     assert (code, out) == (77, "")
     assert err == "bench engine is skipped: no Docker engine answers\n"
@@ -517,7 +517,7 @@ def test_cases_that_a_benchmark_skips_are_told(
 ) -> None:
     result = {"name": "engine", "machine": {}, "rows": [], "skipped_cases": {"large": "no room"}}
     fake = SimpleNamespace(run=lambda options: result, TAKES=())
-    monkeypatch.setitem(sys.modules, "rollart_core.bench.engine", fake)
+    monkeypatch.setitem(sys.modules, "rollart_bench.engine", fake)
     assert "skipped: large: no room\n" in rollart("bench", "engine")[1]
 
 
@@ -534,7 +534,7 @@ def run(options):
     return {"name": "engine", "machine": {}, "rows": []}
 
 fake = types.SimpleNamespace(run=run, TAKES=("short",))
-sys.modules["rollart_core.bench.engine"] = fake
+sys.modules["rollart_bench.engine"] = fake
 atexit.register(os.system, "echo afterwards")
 main()
 """
@@ -563,7 +563,7 @@ def test_the_help_of_bench_says_what_short_and_the_exit_codes_are(rollart: Run) 
 
 @pytest.mark.parametrize("name", benchmarks())
 def test_a_benchmark_names_every_option_that_it_reads(name: str, repo_root: Path) -> None:
-    path = repo_root / "rollart_core/bench" / f"{_module(name)}.py"
+    path = repo_root / "plugins/rollart_bench" / f"{_module(name)}.py"
     text = path.read_text("utf-8")
     (said,) = re.findall(r"^TAKES: Final = (\(.*?\))\n", text, flags=re.MULTILINE | re.DOTALL)
     takes = ast.literal_eval(said)
@@ -593,7 +593,7 @@ def test_a_benchmark_refuses_a_short_that_is_neither_true_nor_false(
     [
         (name, option)
         for name in benchmarks()
-        for option in import_module(f"rollart_core.bench.{_module(name)}").TAKES
+        for option in import_module(f"rollart_bench.{_module(name)}").TAKES
     ],
 )
 def test_a_benchmark_refuses_a_value_of_a_wrong_type_before_it_starts(
@@ -619,7 +619,7 @@ WRONG = {
 
 def _options_read(name: str) -> list[tuple[str, str]]:
     """Return kind and name of each option that a benchmark's module reads."""
-    text = Path(str(import_module(f"rollart_core.bench.{_module(name)}").__file__)).read_text()
+    text = Path(str(import_module(f"rollart_bench.{_module(name)}").__file__)).read_text()
     pattern = r"""asked\.(flag|integer|number|text|path|choice|names)\(\s*"(\w+)\""""
     return sorted(set(re.findall(pattern, text)))
 
@@ -648,7 +648,7 @@ def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
 ) -> None:
     Journal(tmp_path, {"mode": "sync"}).close()
     found = replace(audit(tmp_path), num_tickets=8, lost={"timeout": 1}, violations=broken)
-    monkeypatch.setattr("rollart_core.engine.audit.audit", lambda run_dir: found)
+    monkeypatch.setattr("rollart_core.store.audit.audit", lambda run_dir: found)
     code, out, _ = rollart("audit", str(tmp_path))
     assert code == (1 if broken else 0)
     assert "timeout: 1" in out

@@ -25,13 +25,13 @@ from ray_runs import (
 from support.pace import scaled
 from support.ports import free_port
 
-from rollart_core.config_runtime import RayRuntime
-from rollart_core.runtime import ray_local
-from rollart_core.runtime.ray_actor import ActorSettings
-from rollart_core.runtime.ray_cluster import RayCluster, read_token_anew
-from rollart_core.runtime.ray_part import Berth, RayPart
-from rollart_core.runtime.ray_pools import Seat
-from rollart_core.train.process_group import own_address
+from rollart_core.config.runtime import RayRuntime
+from rollart_core.training.process_group import own_address
+from rollart_ray import local as ray_local
+from rollart_ray.actor import ActorSettings
+from rollart_ray.cluster import RayCluster, read_token_anew
+from rollart_ray.pools import ResourceSlot
+from rollart_ray.worker import RayWorker, Reservation
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BIN = Path(sys.executable).parent
@@ -156,7 +156,7 @@ async def _seen(address: str) -> list[str]:
     """Return the GPUs that two parts see, each on a seat of two."""
     cluster = RayCluster(RayRuntime(address=address, placement_s=PLACEMENT_S), "seen", 2)
     cluster.open()
-    seats = [Seat("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
+    seats = [ResourceSlot("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
     settings = ActorSettings({}, None, TEST_PATHS)
     parts = []
     try:
@@ -164,10 +164,10 @@ async def _seen(address: str) -> list[str]:
         group = await cluster.reserve(seats, "SPREAD")
         for index, seat in enumerate(seats):
 
-            async def berth(index: int = index, seat: Seat = seat) -> Berth:
-                return Berth(seat, group, index)
+            async def berth(index: int = index, seat: ResourceSlot = seat) -> Reservation:
+                return Reservation(seat, group, index)
 
-            part = RayPart(f"engine-{index}", cluster, berth, settings)
+            part = RayWorker(f"engine-{index}", cluster, berth, settings)
             parts.append(part)
             await part.start()
         return [await part.call("test_cluster_scripts:visible_devices") for part in parts]

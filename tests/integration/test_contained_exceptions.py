@@ -24,7 +24,7 @@ from rollart_core.errors import (
 )
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.runtime.host import portable
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 from rollart_plugins.serverless.inline import InlineBackend
 
 BASES = (
@@ -189,7 +189,7 @@ class Part:
 
 def test_a_part_process_outlives_whatever_its_methods_raise():
     async def main() -> None:
-        part = PartProcess("test")
+        part = WorkerProcess("test")
         await part.start(f"{__name__}:Part")
         for number in range(len(BASES)):
             for method in ("fail", "afail"):

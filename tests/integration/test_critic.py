@@ -7,13 +7,13 @@ import pytest
 import torch
 from small_models import VOCAB, make_groups, make_sample, save_model
 
-from rollart_core.config import Trainer as TrainerConfig
-from rollart_core.config_beside import Beside
-from rollart_core.config_training import Critic, Reference
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.config.training import Critic, Reference
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.errors import BatchRefused, ConfigError
-from rollart_core.train.policy import make_policy
-from rollart_core.train.trainer import Trainer, load_model
+from rollart_core.training.policy import make_policy
+from rollart_core.training.trainer import Trainer, load_model
 
 
 class Head(torch.nn.Module):
@@ -62,7 +62,7 @@ def trainer(path, backbone="own", algorithm=None, critic=True, **changes):
         algorithm or Values(),
         model_path=path,
         device="cpu",
-        beside=Beside(critic=section, **changes),
+        beside=AuxiliaryModels(critic=section, **changes),
     )
 
 

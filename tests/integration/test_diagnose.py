@@ -18,8 +18,8 @@ from support.metric_series import FAULTS, collapse, healthy
 
 from rollart_core.cli import main
 from rollart_core.cli.progress import report_table
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.journal import Journal
+from rollart_core.scheduling.events import StopRun
+from rollart_core.store.journal import Journal
 from rollart_core.training.diagnosis import diagnose, find
 from rollart_core.training.findings import ADVICE
 from rollart_core.training.history import BUSY, read_history

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes import cgroup, docker_host, engine
-from rollart_plugins.sandboxes.container import Container
-from rollart_plugins.sandboxes.docker import DockerSandbox
-from rollart_plugins.sandboxes.engine import Engine, EngineError
+from rollart_sandboxes import cgroup, docker_host, engine
+from rollart_sandboxes.container import Container
+from rollart_sandboxes.docker import DockerSandbox
+from rollart_sandboxes.engine import Engine, EngineError
 
 OK = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n"
 

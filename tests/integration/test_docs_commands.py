@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer
 
-from rollart_core import resolve_plugin
 from rollart_core.cli import COMMANDS, build_app, main
-from rollart_core.config_load import is_suite, read_yaml
+from rollart_core.config import resolve_plugin
+from rollart_core.config.load import is_suite, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (

@@ -18,11 +18,11 @@ from test_run import num_trained, start, wait_for_batches, write
 from typer.testing import CliRunner
 
 from rollart_core.cli import build_app
-from rollart_core.config_load import load_config
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.config.load import load_config
 from rollart_core.errors import ConfigError, UserError
 from rollart_core.runtime.control import Control, ask
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
 
 ENDLESS: dict[str, Any] = {
     "reward": None,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollart_core.bench.engine import SMALL, Duel, Load, _save_model
-from rollart_core.bench.rows import machine, row
+from rollart_bench.engine import SMALL, Duel, EngineLoad, _save_model
+from rollart_bench.rows import machine, row
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def duel(tmp_path_factory):
 
 
 def test_a_growing_conversation_is_measured_on_both_sides(duel):
-    load = Load(3, turns=2, new_prompt_tokens=5, new_tokens=4)
+    load = EngineLoad(3, turns=2, new_prompt_tokens=5, new_tokens=4)
     measured = duel.row(load, mark=1.0)
     assert measured["case"] == "tiny, 3 at once, 5 tokens in, 4 out, 2 turns"
     assert measured["ours"] > 0

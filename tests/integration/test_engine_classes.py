@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import read_trajectories
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import ResolvedRun, resolve_run
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.launch import launch
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import read_trajectories
 
-FAKE = "rollart_core.testing:FakeEnv"
+FAKE = "rollart_testing:FakeEnv"
 NAMES = ("long", "short", "lake")
 WIDE = {"name": "wide", "engine": {"id": "embedded", "max_sessions": 8}, "count": 1}
 MAPPER = {"id": "static", "engines": {"long": "wide", "short": "engine", "*": "wide"}}

@@ -9,11 +9,11 @@ from engine_models import VOCAB, make_model, save
 
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.kernels import load_kernels
-from rollart_core.testing import FakeWeightChannel, check_inference_engine
 from rollart_core.types import TokenSpan
+from rollart_cpu.inference.kernels import load_kernels
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_testing import FakeWeightChannel, check_inference_engine
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollart_core.models.kernels import load_kernels
+from rollart_cpu.inference.kernels import load_kernels
 from rollart_plugins.engines.sampling import Draws, sample, uniforms
 
 WAYS = [pytest.param(False, id="torch"), pytest.param(True, id="native")]

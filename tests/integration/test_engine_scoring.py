@@ -9,10 +9,10 @@ from small_models import make_sample, reference_logprobs, save_model
 
 from rollart_core.contracts.inference import GenerateRequest, ScoreRequest
 from rollart_core.errors import InferenceFailure
-from rollart_core.testing import ScriptedEngine
-from rollart_core.train.trainer import load_model
+from rollart_core.training.trainer import load_model
 from rollart_plugins.engines import scoring
 from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_testing import ScriptedEngine
 
 
 def request(sample, number=0, **changes):

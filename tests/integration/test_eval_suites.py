@@ -18,13 +18,13 @@ from openai_server import OpenAIServer, obedient
 from support.pace import scaled, wait_until
 
 from rollart_core.cli import main
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.evals.begin import Asked, begin
 from rollart_core.evals.estimates import pass_at_k
+from rollart_core.evals.prepare import EvalRequest, begin
 from rollart_core.evals.run import run_evaluation
-from rollart_core.testing import AsyncFakeEnv
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_testing import AsyncFakeEnv
 
-FAKE = "rollart_core.testing:AsyncFakeEnv"
+FAKE = "rollart_testing:AsyncFakeEnv"
 SHY = "shy_env:ShyEnv"
 Eval = Callable[..., tuple[int, str, str]]
 SUITE = f"""\
@@ -150,7 +150,7 @@ def test_progress_counts_episodes_that_failed_for_good(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ("evaluation.tasks=4", "runtime.env_processes=0")
-    begun = begin(Asked(env=SHY, baselines=["noop"], settings=settings))
+    begun = begin(EvalRequest(env=SHY, baselines=["noop"], settings=settings))
     observer = _Watches()
     report = run_evaluation(begun.run, begun.plan, begun.folder, observer=observer)
     assert (len(report.episodes), observer.fraction) == (12, 1.0)
@@ -314,7 +314,7 @@ def test_what_decides_about_figures_cannot_change_in_the_middle(rollart_eval: Ev
 
 def test_baselines_play_agents(rollart_eval: Eval, tmp_path: Path) -> None:
     """In the place of their program, but for what draws: that one it is answered by."""
-    agent = '  - {id: "rollart_core.testing.agents:FakeAgent", name: agent, options: {turns: 2}}\n'
+    agent = '  - {id: "rollart_testing.agents:FakeAgent", name: agent, options: {turns: 2}}\n'
     (tmp_path / "suite.yaml").write_text(SUITE + agent)
     baselines = [f"--baseline={name}" for name in ("noop", "oracle", "random")]
     code, out, err = rollart_eval("suite.yaml", *baselines, "--json", "attempts=2", "tasks=8")
@@ -338,9 +338,7 @@ def test_an_agent_that_cannot_be_solved_has_no_oracle(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mute_agent.py").write_text(
-        "from rollart_core.testing.agents import FakeAgent\n"
-        "class Mute(FakeAgent):\n"
-        "    solve = None\n"
+        "from rollart_testing.agents import FakeAgent\nclass Mute(FakeAgent):\n    solve = None\n"
     )
     suite = 'suite: one\ntasks: 2\nenvs:\n  - {id: "mute_agent:Mute", name: mute}\n'
     (tmp_path / "suite.yaml").write_text(suite)

@@ -12,15 +12,15 @@ import pytest
 from openai_server import OpenAIServer, failing, obedient
 
 from rollart_core.cli import main
-from rollart_core.config_load import load_mapping
-from rollart_core.config_model import NewModel
+from rollart_core.config.load import load_mapping
+from rollart_core.config.model import NewModel
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer
-from rollart_core.resolve import resolve_run
-from rollart_core.testing.envs import FakeEnv
+from rollart_testing.envs import FakeEnv
 
-ENV = "rollart_core.testing:AsyncFakeEnv"
+ENV = "rollart_testing:AsyncFakeEnv"
 Eval = Callable[..., tuple[int, Any, str]]
 
 

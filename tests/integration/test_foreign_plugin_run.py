@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 
 PYPROJECT = """
 [build-system]
@@ -41,8 +41,8 @@ rewards:
     entry_point: acme_footsteps.parts:Vowels
 """
 PLUGIN = """
-from rollart_core.hookspecs import hookimpl
-from rollart_core.manifest import specs
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.manifest import specs
 
 @hookimpl
 def rollart_environments():

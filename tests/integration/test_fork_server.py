@@ -18,7 +18,7 @@ import pytest
 from support import fork_server
 from support.pace import scaled, wait_until
 
-from rollart_core.runtime.process import PART_VARIABLE, PartProcess
+from rollart_core.runtime.process import PART_VARIABLE, WorkerProcess
 
 PART = "forked_programs:Part"
 
@@ -32,12 +32,14 @@ def server_pid() -> int:
 
 
 def with_part(
-    ask: Callable[[PartProcess], Coroutine[Any, Any, Any]], log: Path | None = None, **options: Any
+    ask: Callable[[WorkerProcess], Coroutine[Any, Any, Any]],
+    log: Path | None = None,
+    **options: Any,
 ) -> Any:
     """Return what is answered by a part that is ended afterwards."""
 
     async def main() -> Any:
-        part = PartProcess("part", log_path=log, **options)
+        part = WorkerProcess("part", log_path=log, **options)
         await part.start(PART)
         try:
             return await ask(part)
@@ -226,9 +228,9 @@ import asyncio, sys
 from support import fork_server
 fork_server.PRELOADED = ()
 fork_server.install()
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 async def main():
-    part = PartProcess("part")
+    part = WorkerProcess("part")
     await part.start({PART!r})
     print(fork_server._starter.pid, part.pid, flush=True)
     await part.call("wait")

@@ -10,11 +10,11 @@ from gateways import LIMITS, Scripted
 from sandbox_walls import HELD, IN_DOCKER, missing, no_bubblewrap
 
 from rollart_core.contracts.reward import RewardResult
-from rollart_core.rollout.agent_episode import AgentParts, run_agent_episode
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
+from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
 from rollart_core.types import FailureKind, Task, Ticket
 from rollart_envs.swe.function_agent import FunctionRepairAgent
 
@@ -44,7 +44,7 @@ async def boxed(answers, limits=None, **options):
         given = {"sandbox": "bubblewrap", **options}
         more = {"timeouts": PhaseTimeouts(60, 60), "max_new_tokens": 600, "episode_s": 100}
         full = replace(LIMITS, **{**more, **(limits or {})})
-        yield AgentParts(EnvRef(ID, given), pool, gateway, env_return, full), engine
+        yield AgentDependencies(EnvRef(ID, given), pool, gateway, env_return, full), engine
     finally:
         await pool.close()
         await gateway.close()

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollart_core.cli import COMMANDS, main
-from rollart_core.config import AsyncRun
+from rollart_core.config.run import AsyncRun
 
 BASE = "env: frozenlake\nmodel: {kind: new}\nstop: {batches: 2}\n"
 MOST_FIGURE = 1e24

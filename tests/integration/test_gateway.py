@@ -11,8 +11,8 @@ from support.pace import scaled
 from talks import result
 
 from rollart_core.errors import InferenceFailure
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.gateway_seat import HEAVY_CHARS, KEPT_SESSIONS
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
+from rollart_core.gateway.session import HEAVY_CHARS, KEPT_SESSIONS
 
 
 def user(text):

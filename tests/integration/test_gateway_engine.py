@@ -10,7 +10,7 @@ from gateways import LIMITS, TICKET, Http
 from small_models import reference_logprobs, save_model
 from transformers import AutoModelForCausalLM
 
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from talks import result
 from tool_templates import ADD, TOOL_TEMPLATES, call_text, tool_tokenizer
 
+from rollart_core.gateway.gateway import Gateway, GatewaySettings
+from rollart_core.gateway.transcript import Transcript
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.transcript import Transcript
 from rollart_core.types import Message
 
 NAMES = sorted([*TEMPLATES, *TOOL_TEMPLATES])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollart_core.cli import main
-from rollart_core.config_load import load_config
-from rollart_core.plan.cluster import load_cluster
+from rollart_core.config.load import load_config
+from rollart_planner.cluster import load_cluster
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpus.md"

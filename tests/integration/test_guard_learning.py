@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from test_run import run
 
-from rollart_core.bench.stability_faults import NotFinite
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
+from rollart_bench.stability_faults import NotFinite
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
 
 
 class NotFiniteTwice(NotFinite):

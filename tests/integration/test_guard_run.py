@@ -18,22 +18,22 @@ import pytest
 import yaml
 from lineage_run import CONFIG, ENV, NUM_TASKS, FakeEngines, FakeTrainer, episodes
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.weights import Publication
-from rollart_core.engine.audit import AuditReport, audit
-from rollart_core.engine.checkpoints import Checkpoints
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.run_dir import RunState
-from rollart_core.engine.tasks import TaskSource, TaskSourceState
 from rollart_core.errors import ConfigError, TrainingDiverged
-from rollart_core.resolve import ResolvedRun, resolve_run
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
-from rollart_core.train.report import TrainStepReport
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.scheduling.events import StopRun
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource, TaskSourceState
+from rollart_core.store.audit import AuditReport, audit
+from rollart_core.store.checkpoints import Checkpoints
+from rollart_core.store.journal_reader import JournalReader
+from rollart_core.store.recorder import RunRecorder
+from rollart_core.store.run_dir import RunState
+from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Trajectory
-from rollart_core.view.plot import read_course
+from rollart_view.plot import read_course
 
 Fault = Callable[["ScriptedTrainer", str, int], None]
 """May raise: gets the trainer, the method, and how often it was called."""
@@ -106,7 +106,7 @@ async def train(
     engines.version = state.policy_version if state else 0
     run_episode = run_episode or episodes(engines, random.Random(1), 0.0)
     source = TaskSource(ENV, "train", NUM_TASKS, 0)
-    phase = TrainPhase(run, TrainParts(recorder, trainer, engines, run_episode, source))
+    phase = TrainPhase(run, TrainDependencies(recorder, trainer, engines, run_episode, source))
     try:
         await phase.prepare(state)
         stop = await phase.execute(state)

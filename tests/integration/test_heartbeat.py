@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support.pace import scaled
 
-from rollart_core.errors import PartDied
+from rollart_core.errors import WorkerDied
 from rollart_core.runtime.heartbeat import Heartbeat
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 
 
 class Busy:
@@ -34,12 +34,12 @@ def test_a_part_that_hangs_is_killed_and_one_that_works_is_not(tmp_path):
     async def main() -> None:
         events = []
 
-        def watch(part: PartProcess, hang_s: float) -> Heartbeat:
+        def watch(part: WorkerProcess, hang_s: float) -> Heartbeat:
             beat = Heartbeat(every_s=0.05, hang_s=hang_s, tell=lambda *event: events.append(event))
             beat.watch(part)
             return beat
 
-        hangs, works = PartProcess("hangs"), PartProcess("works")
+        hangs, works = WorkerProcess("hangs"), WorkerProcess("works")
         died = asyncio.Event()
         hangs.on_death = lambda _: died.set()
         patient = watch(works, scaled(60.0))  # before it is up
@@ -49,7 +49,7 @@ def test_a_part_that_hangs_is_killed_and_one_that_works_is_not(tmp_path):
         working = asyncio.create_task(works.call("work", str(enough)))
         os.kill(hangs.pid, signal.SIGSTOP)
         impatient = watch(hangs, 0.2)
-        with pytest.raises(PartDied, match="SIGKILL"):
+        with pytest.raises(WorkerDied, match="SIGKILL"):
             await waiting
         await died.wait()
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_part_that_hangs_is_killed_and_one_that_works_is_not(tmp_path):
 def test_nothing_is_pinged_without_a_limit():
     async def main() -> None:
         heartbeat = Heartbeat(every_s=0.01, hang_s=None)
-        part = PartProcess("stopped")
+        part = WorkerProcess("stopped")
         await part.start(FACTORY)
         heartbeat.watch(part)
         assert len(asyncio.all_tasks()) == 2  # this one, and the part's reader

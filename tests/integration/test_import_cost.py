@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rollart_core.cli import COMMANDS
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.models.new import new_model
 
 HEAVY = {
@@ -21,7 +21,7 @@ def test_listing_and_every_config_model_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from rollart_core import registry\n"
-        "from rollart_core.plugins import KINDS, plugins\n"
+        "from rollart_core.plugins.manager import KINDS, plugins\n"
         "for kind in KINDS:\n"
         "    for key, found in plugins().registered(kind).items():\n"
         "        if kind != 'commands': registry.config_model(kind, key)\n"
@@ -35,7 +35,7 @@ def test_loading_a_config_imports_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("env: webshop\nmodel: {kind: new}\nstop: {batches: 2}\n")
     code = (
-        "import sys; from rollart_core.config_load import load_config; import rollart_core.resolve;"
+        "import sys; from rollart_core.config.load import load_config; import rollart_core.config.resolve;"
         f"load_config({str(path)!r}); heavy = {{'torch', 'transformers', 'ray', 'docker'}};"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -72,6 +72,8 @@ def test_help_imports_nothing_heavy_and_no_plugin() -> None:
 
 
 def test_reading_a_manifest_imports_neither_pydantic_nor_torch() -> None:
-    code = "import sys, rollart_core.manifest; print({'pydantic', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys, rollart_core.plugins.manifest; print({'pydantic', 'torch'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -20,10 +20,9 @@ from support.fork_server import start_program
 from support.pace import scaled, until
 from support.processes import wait_gone
 
-from rollart_core import registry
-from rollart_core.bench import isolation as bench
-from rollart_core.boxes import loop
-from rollart_core.config_load import load_config
+from rollart_bench import isolation as bench
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import (
     ConfigError,
     DeadlineFailure,
@@ -33,15 +32,16 @@ from rollart_core.errors import (
     UnknownIdError,
     UserError,
 )
-from rollart_core.isolation import box as box_module
-from rollart_core.isolation import seats
-from rollart_core.isolation.config import Isolation
-from rollart_core.isolation.env import open_env
-from rollart_core.isolation.image import Build, build_image, find_project
-from rollart_core.isolation.recipe import recipe_of
-from rollart_core.isolation.venv import made_venv
-from rollart_core.resolve import resolve_run
+from rollart_core.plugins import registry
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_sandboxes.isolation import sandbox as box_module
+from rollart_sandboxes.isolation import slots as seats
+from rollart_sandboxes.isolation.config import Isolation
+from rollart_sandboxes.isolation.env import open_env
+from rollart_sandboxes.isolation.image import Build, build_image, find_project
+from rollart_sandboxes.isolation.recipe import recipe_of
+from rollart_sandboxes.isolation.venv import made_venv
+from rollart_sandboxes.pool import loop
 
 ODD = "odd_env:OddEnv"
 TESTS = Path(__file__).resolve().parent.parent
@@ -365,7 +365,7 @@ def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: 
 
 
 def test_a_box_that_lies_about_itself_is_refused() -> None:
-    from rollart_core.isolation.describe import read_spec
+    from rollart_sandboxes.isolation.describe import read_spec
 
     assert read_spec("a:B", {"max_turns": 7, "licence": "x" * 5000}).max_turns == 7
     for lie in (
@@ -399,14 +399,14 @@ def test_a_box_that_lies_in_open_is_left(
     how: str, lie: object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"isolation": isolation("venv", folder)}
-    honest = box_module.EnvBox.call
+    honest = box_module.EnvSandbox.call
     lies = how != "begin"
 
-    async def call(box: box_module.EnvBox, seat: int, call: str, *args: object) -> Any:
+    async def call(box: box_module.EnvSandbox, seat: int, call: str, *args: object) -> Any:
         said = await honest(box, seat, call, *args)
         return lie if call == "open" and lies else said
 
-    monkeypatch.setattr(box_module.EnvBox, "call", call)
+    monkeypatch.setattr(box_module.EnvSandbox, "call", call)
     with pytest.raises(SandboxFailure, match="cannot be read"):
         if how == "make":
             registry.make(ODD, **given)
@@ -423,10 +423,10 @@ def test_a_box_that_lies_in_open_is_left(
 def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(seat: seats.Seat) -> None:
+    def broken(seat: seats.EnvSlot) -> None:
         raise RuntimeError("of all things")
 
-    monkeypatch.setattr("rollart_core.isolation.env.IsolatedEnv", broken)
+    monkeypatch.setattr("rollart_sandboxes.isolation.env.IsolatedEnv", broken)
     given = {"isolation": isolation("venv", folder)}
     with pytest.raises(RuntimeError, match="of all things"):
         registry.make(ODD, **given)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollart_core.engine import journal_store
-from rollart_core.engine.events import AbortEpisode, DropGroup, LoseTicket, StopRun
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.errors import JournalError
+from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, StopRun
+from rollart_core.store import journal_store
+from rollart_core.store.journal import Journal
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_core.types import (
     Failure,
     FailureKind,

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.store.journal import Journal
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 
 CONFIG = {"mode": "async", "max_staleness": 1, "name": "test"}
 
 WRITER = """
 import sys
 from pathlib import Path
-from rollart_core.engine.journal import Journal
+from rollart_core.store.journal import Journal
 from rollart_core.types import Task, Ticket, Trajectory
 
 journal = Journal(Path(sys.argv[1]), {}, rows_per_shard=50)

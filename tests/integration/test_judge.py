@@ -13,13 +13,13 @@ import pytest
 from openai_server import OpenAIServer, failing
 from support.pace import scaled, until, wait_until
 
-from rollart_core import registry
-from rollart_core.config_rewards import Scoring
+from rollart_core.config.resolve import ResolvedPlugin
+from rollart_core.config.scoring import Scoring
 from rollart_core.contracts.reward import RewardRequest
-from rollart_core.endpoint.judge import Judge
 from rollart_core.errors import ConfigError, EndpointError, RewardFailure
-from rollart_core.resolve import ResolvedPlugin
-from rollart_core.scoring.room import RoomPlan, ScoringRoom
+from rollart_core.inference.endpoint.judge import Judge
+from rollart_core.plugins import registry
+from rollart_core.rewards.service import RewardService, RewardServicePlan
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_judge_out_of_order_is_a_failure_of_the_reward_never_a_zero(
     resolved = ResolvedPlugin("rewards", plugin.spec, options(server), "rollart", "0")
     inline = registry.find("reward_backends", "inline").spec
     backend = ResolvedPlugin("reward_backends", inline, {}, "rollart", "0")
-    room = ScoringRoom(RoomPlan(Scoring(), [backend], 5))  # type: ignore[list-item]
+    room = RewardService(RewardServicePlan(Scoring(), [backend], 5))  # type: ignore[list-item]
     server.script.append(failing(400, "broken"))
 
     async def score() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer
 
-from rollart_core import registry
-from rollart_core.endpoint.judge import Judge
 from rollart_core.errors import ConfigError
+from rollart_core.inference.endpoint.judge import Judge
+from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
 from rollart_rewards.judge_group import pairs_of
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from lineage_run import CONFIG, ENV, FakeTrainer, episodes
 
-from rollart_core.config_load import validate
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.inference import WeightSwap
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import InferenceFailure, TrainerLost
-from rollart_core.resolve import resolve_run
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.scheduling.events import StopRun
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource
+from rollart_core.store.recorder import RunRecorder
 
 NUM_BATCHES = 3
 
@@ -36,7 +36,7 @@ class Run:
         self.recorder = RunRecorder(resolve_run(config), folder, NobodyWatches())
         self.recorder.start()
         rng = random.Random(0)
-        parts = TrainParts(
+        parts = TrainDependencies(
             recorder=self.recorder,
             trainer=FakeTrainer(rng),
             engines=self,

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core import plugins
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
+from rollart_core.config.validation.vocabulary import vocabulary_fault
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import ConfigError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.resolve import resolve_run
-from rollart_core.vocabulary import vocabulary_fault
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
 
 BASE = """
 env: maze

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
-from rollart_core.config_model import NewModel
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
+from rollart_core.config.load import load_config
+from rollart_core.config.model import NewModel
+from rollart_core.config.resolve import resolve_run
 from rollart_core.models.new import new_model
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
-from rollart_core.testing import FakeEnv
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_testing import FakeEnv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-FAKE = "rollart_core.testing:FakeEnv"
+FAKE = "rollart_testing:FakeEnv"
 LETTERS = "test_mixed_run:LetterReward"
 MODEL = {"kind": "new", "num_layers": 1, "width": 32, "ffn_width": 48, "vocab_size": 320}
 

@@ -15,15 +15,15 @@ import pytest
 from lineage_run import CONFIG, CUTS, ENV, NUM_TASKS, worth
 from support.fork_server import Program, start_program
 
-from rollart_core.engine.audit import AuditReport, audit
-from rollart_core.engine.checkpoints import Checkpoints
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.journal_reader import JournalReader, ordinal, read_trajectories
-from rollart_core.engine.resume import check_resume, check_same_run
-from rollart_core.engine.run_dir import RunState
-from rollart_core.engine.run_lock import run_lock
-from rollart_core.engine.tasks import TaskSource, TaskSourceState
 from rollart_core.errors import ConfigError
+from rollart_core.scheduling.tasks import TaskSource, TaskSourceState
+from rollart_core.store.audit import AuditReport, audit
+from rollart_core.store.checkpoints import Checkpoints
+from rollart_core.store.journal import Journal
+from rollart_core.store.journal_reader import JournalReader, ordinal, read_trajectories
+from rollart_core.store.resume import check_resume, check_same_run
+from rollart_core.store.run_dir import RunState
+from rollart_core.store.run_lock import run_lock
 
 
 def start(folder: Path, **options: Any) -> Program:

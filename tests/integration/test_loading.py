@@ -19,9 +19,9 @@ from torch import nn
 from rollart_core.errors import ConfigError
 from rollart_core.models.tensor_files import TensorFiles
 from rollart_core.models.weights import weight_files
-from rollart_core.train import recipes as recipes_module
-from rollart_core.train.loading import empty_model, load_model
-from rollart_core.train.recipes import Unfit, recipes
+from rollart_core.training import recipes as recipes_module
+from rollart_core.training.loading import empty_model, load_model
+from rollart_core.training.recipes import Unfit, recipes
 
 
 def filled(path: str, num_ranks: int) -> nn.Module:

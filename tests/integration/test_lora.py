@@ -14,18 +14,18 @@ from test_run import BASE, run
 from weight_ends import end
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.bench import bandit
-from rollart_core.config_beside import Beside
-from rollart_core.config_load import load_config
-from rollart_core.config_training import Critic, LoRA, Reference
+from rollart_bench import bandit
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
+from rollart_core.config.training import Critic, LoRA, Reference
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import ConfigError
 from rollart_core.models import lora
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
-from rollart_core.train.loading import load_model
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
+from rollart_core.training.loading import load_model
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
@@ -42,7 +42,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def adapted(path: str, algorithm: GRPO | None = None, beside=None, **changes):
     """A trainer with adapters; keys of the section ``lora`` among the changes."""
     keys = {k: changes.pop(k) for k in ("rank", "alpha", "target_modules", "sync") if k in changes}
-    beside = Beside(lora=LoRA(**{"rank": 4, **keys}), **(beside or {}))
+    beside = AuxiliaryModels(lora=LoRA(**{"rank": 4, **keys}), **(beside or {}))
     return make_trainer(path, algorithm, beside=beside, **{"lr": 1e-2, **changes})
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core import config_lora
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import ResolvedRun, resolve_run
+from rollart_core.config.validation import lora as config_lora
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import ResolvedRun, resolve_run
 
 NEW = ("model={kind: new}", "warm_start={until_success: 0.5}")
 Resolve = Callable[..., ResolvedRun]

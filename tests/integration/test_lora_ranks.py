@@ -10,11 +10,11 @@ from small_models import make_groups, make_trainer, save_model
 from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config_beside import Beside
-from rollart_core.config_training import LoRA
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.training import LoRA
 from rollart_core.models import lora
-from rollart_core.train.loading import load_model
-from rollart_core.train.report import TrainStepReport
+from rollart_core.training.loading import load_model
+from rollart_core.training.report import TrainStepReport
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytest.importorskip("peft", reason="peft is in rollart[lora]")
@@ -25,9 +25,9 @@ NUM_TRAIN_STEPS, SAVED_AT = 6, 3
 CHANGES = {"lr": 1e-3, "max_tokens_per_microbatch": 128}
 
 
-def adapters(sync: str) -> Beside:
+def adapters(sync: str) -> AuxiliaryModels:
     """Of a rank that two ranks do not share evenly."""
-    return Beside(lora=LoRA(rank=3, alpha=6.0, sync=sync))
+    return AuxiliaryModels(lora=LoRA(rank=3, alpha=6.0, sync=sync))
 
 
 def numbers(report: TrainStepReport) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollart_core.bench import start
+from rollart_bench import start
 
 ROLLART = [sys.executable, "-c", "from rollart_core.cli import main; main()"]
 

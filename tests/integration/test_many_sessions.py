@@ -2,7 +2,7 @@ import asyncio
 import time
 
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.testing import ScriptedEngine
+from rollart_testing import ScriptedEngine
 
 
 def test_thousands_of_sessions_are_cheap():

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.processes import wait_gone
 
-from rollart_core import registry
 from rollart_core.errors import ConfigError
+from rollart_core.plugins import registry
 from rollart_rewards import math_equal, math_processes
 from rollart_rewards.examples import asked
 from rollart_rewards.math_equal import Math

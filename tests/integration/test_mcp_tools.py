@@ -6,11 +6,11 @@ import pytest
 from support.processes import wait_gone
 
 from rollart_core.errors import ConfigError
-from rollart_core.tools.action import Call, ToolAction
-from rollart_core.tools.env import ToolEnv
-from rollart_core.tools.mcp import McpServer, McpTools
-from rollart_core.tools.source import ToolResult
-from rollart_core.tools.tool_set import ToolSet
+from rollart_core.rollout.tools.action import Call, ToolAction
+from rollart_core.rollout.tools.env import ToolEnv
+from rollart_core.rollout.tools.mcp import McpServer, McpTools
+from rollart_core.rollout.tools.source import ToolResult
+from rollart_core.rollout.tools.tool_set import ToolSet
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -15,19 +15,19 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core import plugins
 from rollart_core.cli import main
+from rollart_core.config.resolve import ResolvedRun, resolve_all
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.errors import ConfigError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.resolve import ResolvedRun, resolve_all
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
 from rollart_core.runtime.prepare import prepare, prepare_mapping
-from rollart_core.runtime.ray_checks import NodeChecks
-from rollart_core.runtime.ray_pools import Node
+from rollart_ray.checks import NodeChecks
+from rollart_ray.pools import Node
 
-FAKE = "rollart_core.testing:FakeEnv"
+FAKE = "rollart_testing:FakeEnv"
 NOWHERE = "unix:///nowhere/docker.sock"
 
 
@@ -308,7 +308,7 @@ def test_nodes_are_asked_for_the_files_of_environments(tmp_path: Path) -> None:
 
 
 def _resolved(asked: Mapping[str, Any]) -> ResolvedRun:
-    from rollart_core.config_load import validate
+    from rollart_core.config.load import validate
 
     config, problems = validate({**SMALL, **asked})
     assert config is not None

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import ResolvedRun, resolve_run
 
 BASE: dict[str, Any] = {
     "model": {"kind": "new"},

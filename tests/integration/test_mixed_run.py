@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 
-FAKE = "rollart_core.testing:FakeEnv"
+FAKE = "rollart_testing:FakeEnv"
 ENVS: list[dict[str, Any]] = [
     {"id": FAKE, "name": "long", "turns": 3, "weight": 2, "run": {"max_turns": 3}},
     {"id": FAKE, "name": "short", "turns": 1, "run": {"reward": f"{__name__}:LetterReward"}},

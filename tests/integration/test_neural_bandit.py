@@ -11,10 +11,10 @@ import pytest
 import torch
 from neural_bandit import Setting, learn, make
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.resolve import resolve_run
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.store.journal_reader import JournalReader
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bandit.yaml"
 HASTY, CAREFUL = Setting(lr=0.2, num_updates=300), Setting(lr=0.02, num_updates=300)

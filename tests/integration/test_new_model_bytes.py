@@ -3,7 +3,7 @@ import json
 import subprocess
 import sys
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.models.new import new_model
 
 PAGE = """Instruction: find a light blue shirt, size 12, for less than $40.99 [SEP] Back
@@ -15,7 +15,7 @@ SMALL = NewModel(num_layers=1, width=16, num_heads=2, head_dim=8, ffn_width=32, 
 
 def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path):
     code = (
-        "import json, sys; from rollart_core.config_model import NewModel; "
+        "import json, sys; from rollart_core.config.model import NewModel; "
         "from rollart_core.models.new import new_model; path, spec, texts = sys.argv[1:]; "
         "new_model(path, NewModel.model_validate_json(spec), json.loads(texts), 7)"
     )

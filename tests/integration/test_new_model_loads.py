@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.models.new import CHAT_TEMPLATE, new_model
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_core.types import Message

@@ -13,15 +13,15 @@ import pytest
 from openai_server import OpenAIServer, failing
 from support.pace import scaled
 
-from rollart_core import registry
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, ContextOverflow, InferenceFailure
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_core.testing.envs import FakeEnv
+from rollart_core.plugins import registry
 from rollart_core.types import TokenSpan
 from rollart_plugins.engines.openai import OpenAIEngine
+from rollart_testing.envs import FakeEnv
 
 MESSAGES = [{"role": "user", "content": "say red"}]
 

@@ -14,12 +14,12 @@ from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
-from rollart_core.config import Trainer as TrainerConfig
-from rollart_core.config_beside import Beside
-from rollart_core.config_training import Critic, LoRA
-from rollart_core.train.optimizer import GuardedAdamW
-from rollart_core.train.report import TrainStepReport
-from rollart_core.train.trainer import Trainer, load_model
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.config.training import Critic, LoRA
+from rollart_core.training.optimizer import GuardedAdamW
+from rollart_core.training.report import TrainStepReport
+from rollart_core.training.trainer import Trainer, load_model
 
 QUANTILE = {"kind": "quantile", "window": 8, "warmup_updates": 2, "quantile": 0.5}
 COSINE = {"kind": "cosine", "num_train_steps": 6, "min_ratio": 0.0}
@@ -193,7 +193,7 @@ def test_a_step_that_cannot_be_made_small_enough_leaves_everything_as_it_was(
 ) -> None:
     if adapted:
         pytest.importorskip("peft", reason="peft is in rollart[lora]")
-    beside = {"beside": Beside(lora=LoRA(rank=4))} if adapted else {}
+    beside = {"beside": AuxiliaryModels(lora=LoRA(rank=4))} if adapted else {}
     trainer = make_trainer(model_path, lr=1e-2, max_kl=1e-12, **beside)
     free = make_trainer(model_path, lr=1e-2, **beside)
     metrics(free, 0)
@@ -209,7 +209,7 @@ def test_a_step_that_cannot_be_made_small_enough_leaves_everything_as_it_was(
 
 def test_a_critic_is_updated_with_the_policy_or_not_at_all(model_path: str) -> None:
     def trained(max_kl: float) -> tuple[dict[str, float], bool]:
-        beside = Beside(critic=Critic(backbone="shared"))
+        beside = AuxiliaryModels(critic=Critic(backbone="shared"))
         trainer = make_trainer(model_path, PPO(), lr=1e-2, max_kl=max_kl, beside=beside)
         assert trainer._extras is not None
         before = {n: p.detach().clone() for n, p in trainer._extras._parameters().items()}
@@ -225,7 +225,7 @@ def test_a_critic_is_updated_with_the_policy_or_not_at_all(model_path: str) -> N
 def test_only_some_rows_of_a_large_update_are_measured(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollart_core.train.step_kl.MAX_ROWS", 3)
+    monkeypatch.setattr("rollart_core.training.step_kl.MAX_ROWS", 3)
     trainer = make_trainer(model_path, GRPO(), lr=1e-3, max_kl=10.0)
     seen: list[int] = []
     policy_logprobs = trainer._policy.logprobs

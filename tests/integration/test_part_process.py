@@ -10,13 +10,13 @@ import gymnasium
 import pytest
 from support.pace import scaled
 
-from rollart_core.engine.attempts import RetryBudget
-from rollart_core.errors import ConfigError, DeadlineFailure, EpisodeError, PartDied
+from rollart_core.errors import ConfigError, DeadlineFailure, EpisodeError, WorkerDied
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.rollout.env_worker import EnvRef
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import RemoteWorker
+from rollart_core.scheduling.failure_rate import RetryBudget
 from rollart_core.types import Failure, FailureKind, Task, Ticket
 
 
@@ -55,7 +55,7 @@ FACTORY = f"{__name__}:Part"
 @pytest.mark.starts_normally
 def test_calls_answers_and_errors_cross_the_process_boundary():
     async def main() -> None:
-        part = PartProcess("test")
+        part = WorkerProcess("test")
         await part.start(FACTORY, {"start": 40})
         assert await part.call("add", 2) == 42
         assert await part.call("pid") == part.pid != os.getpid()
@@ -75,7 +75,7 @@ def test_calls_answers_and_errors_cross_the_process_boundary():
 
 def test_a_factory_that_raises_says_so():
     async def main() -> None:
-        part = PartProcess("test")
+        part = WorkerProcess("test")
         with pytest.raises(TypeError, match="unexpected keyword"):
             await part.start(FACTORY, {"stop": 1})
         await part.close()
@@ -86,17 +86,19 @@ def test_a_factory_that_raises_says_so():
 @pytest.mark.starts_normally
 def test_a_killed_part_fails_its_calls_and_tells_its_owner(tmp_path):
     async def main() -> None:
-        part = PartProcess("engine", log_path=tmp_path / "engine.log")
+        part = WorkerProcess("engine", log_path=tmp_path / "engine.log")
         died = asyncio.Event()
         part.on_death = lambda _: died.set()
         await part.start(FACTORY)
         waiting = asyncio.create_task(part.call("wait"))
         await part.call("add", 1)
         os.kill(part.pid, signal.SIGKILL)
-        with pytest.raises(PartDied, match=r"engine process is gone \(signal SIGKILL\); see .*log"):
+        with pytest.raises(
+            WorkerDied, match=r"engine process is gone \(signal SIGKILL\); see .*log"
+        ):
             await waiting
         await died.wait()
-        with pytest.raises(PartDied):
+        with pytest.raises(WorkerDied):
             await part.call("add", 1)
         await part.close()
 
@@ -107,9 +109,9 @@ def test_a_part_ends_with_a_killed_owner():
     program = f"""
 import asyncio, os, sys
 sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
-from rollart_core.runtime.process import PartProcess
+from rollart_core.runtime.process import WorkerProcess
 async def main():
-    part = PartProcess("orphan")
+    part = WorkerProcess("orphan")
     await part.start("test_part_process:Part")
     print(part.pid, flush=True)
     await part.call("wait")
@@ -129,10 +131,10 @@ asyncio.run(main())
 
 def test_user_errors_survive_the_journey():
     async def main() -> None:
-        part = PartProcess("test")
+        part = WorkerProcess("test")
         await part.start()
         with pytest.raises(ConfigError, match=r"no_such\.yaml"):
-            await part.call("rollart_core.config_load:load_config", "no_such.yaml")
+            await part.call("rollart_core.config.load:load_config", "no_such.yaml")
         await part.close()
 
     asyncio.run(main())
@@ -160,9 +162,9 @@ def test_an_episode_that_is_aborted_closes_what_its_worker_process_is_about_to_m
         closed.put_nowait(None)
 
     async def start() -> RemoteWorker:
-        part = PartProcess("env")
+        part = WorkerProcess("env")
         limits = {"num_threads": 4, "max_observation_chars": 100}
-        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        await part.start("rollart_core.runtime.factories:build_env_worker", limits)
         return RemoteWorker(part)
 
     async def play(pool: EnvPool, number: int, port: int) -> None:
@@ -210,9 +212,9 @@ def test_an_environment_that_ends_its_process_harms_only_itself():
     failures: dict[int, list[str]] = {}
 
     async def start() -> RemoteWorker:
-        part = PartProcess("env")
+        part = WorkerProcess("env")
         limits = {"num_threads": 4, "max_observation_chars": 100}
-        await part.start("rollart_core.runtime.parts:build_env_worker", limits)
+        await part.start("rollart_core.runtime.factories:build_env_worker", limits)
         return RemoteWorker(part)
 
     async def play(pool: EnvPool, index: int, ready: asyncio.Barrier, attempt: int) -> bool:
@@ -269,11 +271,11 @@ class StartsASession:
 @pytest.mark.parametrize("how", ["closed", "ends itself"])
 def test_what_a_part_started_in_a_new_session_ends_with_it(how):
     async def main() -> None:
-        part = PartProcess("test")
+        part = WorkerProcess("test")
         await part.start(f"{__name__}:StartsASession")
         descriptor = os.pidfd_open(await part.call("start"))
         if how == "ends itself":
-            with pytest.raises(PartDied, match="exit code 3"):
+            with pytest.raises(WorkerDied, match="exit code 3"):
                 await part.call("end")
         await part.close()
         ended = await asyncio.to_thread(select.select, [descriptor], [], [], scaled(60))

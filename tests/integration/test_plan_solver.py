@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Placement, Pool
-from rollart_core.plan.roofline import engine_pool, max_batch, turn_time
-from rollart_core.plan.solve import best_value, expect, fastest
+from rollart_planner.roofline import engine_pool, max_batch, turn_time
+from rollart_planner.solve import best_value, expect, fastest
 
 MODEL = ModelShape(7_600_000_000, 28, 28, 4, 128)
 READ = Workload(prefill_tokens=3000, decode_tokens=20, turns=8, env_s=0.05)
@@ -76,7 +76,7 @@ def test_engines_over_two_devices_are_as_fast_as_both_by_hand():
 
 
 def fastest_pool(pools) -> Pool:
-    from rollart_core.plan.cluster import filled
+    from rollart_planner.cluster import filled
 
     return filled(pools)[0]
 
@@ -195,7 +195,7 @@ def test_shares_add_up_and_pools_are_not_used_more_than_there_is(mix, pools, dem
 @few
 @given(mixes, clusters, demands)
 def test_no_rate_is_above_what_the_devices_could_do_at_best(mix, pools, demand):
-    from rollart_core.plan.fit import fit
+    from rollart_planner.fit import fit
 
     found = fit(mix, pools, demand)
     names = {way.pool for way in found.ways}
@@ -299,7 +299,7 @@ def test_on_one_pool_nobody_needs_scipy():
         "import sys\n"
         "from rollart_core.contracts.env import Workload\n"
         "from rollart_core.contracts.hardware import Pool\n"
-        "from rollart_core.registry import build\n"
+        "from rollart_core.plugins.registry import build\n"
         "for name in ('affinity', 'cost', 'random'):\n"
         "    build('hardware_mappers', name).place({'a': Workload()}, [Pool('p', 'cpu', 1)])\n"
         "assert 'scipy' not in sys.modules\n"

@@ -13,7 +13,7 @@ from support.pace import scaled
 LOUD = """
 import sys
 import program
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins.hookspecs import hookimpl
 print("plugin: import")
 program.importing.set()
 assert program.go_on.wait(60)
@@ -35,7 +35,7 @@ def beside():
     go_on.set()
 
 def main():
-    from rollart_core.plugins import plugins
+    from rollart_core.plugins.manager import plugins
     print("program: before", flush=True)
     threads = [threading.Thread(target=plugins) for _ in range(4)]
     threads.append(threading.Thread(target=beside))

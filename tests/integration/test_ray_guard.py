@@ -13,9 +13,9 @@ from ray_runs import PLACEMENT_S
 from support.pace import scaled
 from test_run import run
 
-from rollart_core.bench.stability_faults import NotFinite
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
+from rollart_bench.stability_faults import NotFinite
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 AUDIT = Path(__file__).parents[2] / "scripts" / "audit_journal.py"

@@ -18,11 +18,11 @@ from patient_ray import patient_ray
 from ray_runs import PLACEMENT_S, assert_none_left, processes_with
 from support.pace import wait_until
 
-from rollart_core.config_load import dump_yaml
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
+from rollart_core.config.load import dump_yaml
 from rollart_core.errors import JournalError
-from rollart_core.runtime import ray_local
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
+from rollart_ray import local as ray_local
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 WITHIN_S = 240.0

@@ -23,17 +23,18 @@ from ray_runs import (
 )
 from support.pace import scaled, wait_until
 
-from rollart_core.config_runtime import RayRuntime
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.errors import ConfigError, PartDied, RollartError
-from rollart_core.runtime import ray_checks, ray_nodes
+from rollart_core.config.runtime import RayRuntime
+from rollart_core.errors import ConfigError, RollartError, WorkerDied
 from rollart_core.runtime.launch import launch
-from rollart_core.runtime.ray_actor import ActorSettings
-from rollart_core.runtime.ray_cluster import RayCluster
-from rollart_core.runtime.ray_part import Berth, RayPart
-from rollart_core.runtime.ray_pools import Seat
-from rollart_core.runtime.ray_several import SeveralNodes, several_nodes
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_ray import checks as ray_checks
+from rollart_ray import nodes as ray_nodes
+from rollart_ray.actor import ActorSettings
+from rollart_ray.cluster import RayCluster
+from rollart_ray.local_nodes import LocalNodes, local_nodes
+from rollart_ray.pools import ResourceSlot
+from rollart_ray.worker import RayWorker, Reservation
 
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 KEEPS_ALL = {"id": "grpo", "zero_advantage": "keep"}
@@ -45,16 +46,16 @@ class SharedCluster:
 
     def __init__(self) -> None:
         self._open = ExitStack()
-        self._nodes: SeveralNodes | None = None
+        self._nodes: LocalNodes | None = None
 
     @property
-    def nodes(self) -> SeveralNodes:
+    def nodes(self) -> LocalNodes:
         if self._nodes is None:
             # Without cores no worker is started before there is something for it to do.
             nodes = [{mark: 1.0, "CPU": 0.0} for mark in ("train_node", "gen_node", "env_node")]
             nodes[0]["train_node"] = 2.0
             self._open.enter_context(patient_ray())
-            self._nodes = self._open.enter_context(several_nodes(nodes))
+            self._nodes = self._open.enter_context(local_nodes(nodes))
         return self._nodes
 
     def end(self) -> None:
@@ -71,12 +72,12 @@ def shared() -> Iterator[SharedCluster]:
 
 
 @pytest.fixture
-def nodes(shared: SharedCluster) -> SeveralNodes:
+def nodes(shared: SharedCluster) -> LocalNodes:
     return shared.nodes
 
 
 @pytest.fixture
-def on_ray(nodes: SeveralNodes) -> dict[str, Any]:
+def on_ray(nodes: LocalNodes) -> dict[str, Any]:
     runtime = {"kind": "ray", "address": nodes.address, "placement_s": PLACEMENT_S}
     return {"runtime": runtime, "mapper": POOLS}
 
@@ -101,22 +102,22 @@ class Tried:
         os._exit(3)
 
 
-def joining(nodes: SeveralNodes) -> RayRuntime:
+def joining(nodes: LocalNodes) -> RayRuntime:
     return RayRuntime(address=nodes.address, placement_s=PLACEMENT_S)
 
 
-async def _part(cluster: RayCluster, log: Path) -> RayPart:
-    seat = Seat("engine", "gen_node", {"gen_node": 1.0}, {})
+async def _part(cluster: RayCluster, log: Path) -> RayWorker:
+    seat = ResourceSlot("engine", "gen_node", {"gen_node": 1.0}, {})
     group = await cluster.reserve([seat], "PACK")
 
-    async def berth() -> Berth:
-        return Berth(seat, group, 0)
+    async def berth() -> Reservation:
+        return Reservation(seat, group, 0)
 
     settings = ActorSettings({"OMP_NUM_THREADS": "1"}, str(log), TEST_PATHS)
-    return RayPart("tried", cluster, berth, settings)
+    return RayWorker("tried", cluster, berth, settings)
 
 
-def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_path: Path) -> None:
+def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: LocalNodes, tmp_path: Path) -> None:
     async def scenario() -> None:
         cluster = RayCluster(joining(nodes), "tried", 1)
         cluster.open()
@@ -129,10 +130,10 @@ def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_p
             assert await part.call("greet", "Ada") == "good day, Ada"  # none of them is in its way
             with pytest.raises(ConfigError, match="not so"):
                 await part.call("refuse")
-            with pytest.raises(PartDied, match=r"the tried actor is gone .*tried\.log"):
+            with pytest.raises(WorkerDied, match=r"the tried actor is gone .*tried\.log"):
                 await part.call("end")
             answers = await asyncio.gather(*waiting, return_exceptions=True)
-            assert {type(a) for a in answers} == {PartDied}
+            assert {type(a) for a in answers} == {WorkerDied}
             assert not part.alive
             assert deaths == [part]
             await part.close()
@@ -143,7 +144,7 @@ def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: SeveralNodes, tmp_p
     asyncio.run(scenario())
 
 
-def test_a_killed_part_is_heard_of_once(nodes: SeveralNodes, tmp_path: Path) -> None:
+def test_a_killed_part_is_heard_of_once(nodes: LocalNodes, tmp_path: Path) -> None:
     async def scenario() -> None:
         cluster = RayCluster(joining(nodes), "killed", 1)
         cluster.open()
@@ -235,7 +236,7 @@ def test_all_that_cluster_and_nodes_lack_is_one_error(
     with monkeypatch.context() as patch:
         patch.setattr(ray_nodes, "ask_whether_seen", lambda path, text: lambda: False)
         patch.setattr(ray_nodes, "ask_to_write", lambda path, text: lambda: "read only")
-        patch.setattr(ray_nodes, "ask_what_is_missing", lambda *of: lambda: ["command: not here"])
+        patch.setattr(ray_nodes, "check_what_is_missing", lambda *of: lambda: ["command: not here"])
         with pytest.raises(ConfigError) as told:
             launch(small_run(tmp_path, **on_ray))
     assert ": engine rollart/Embedded-v1: command: not here" in str(told.value)
@@ -270,7 +271,7 @@ def _num_alive() -> int:
 
 
 def test_a_deterministic_run_that_loses_a_node_ends_with_the_same_weights_as_inline(
-    nodes: SeveralNodes,
+    nodes: LocalNodes,
     on_ray: dict[str, Any],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -306,7 +307,7 @@ def test_a_deterministic_run_that_loses_a_node_ends_with_the_same_weights_as_inl
 
 
 def test_programs_on_other_nodes_ask_the_gateway(on_ray: dict[str, Any], tmp_path: Path) -> None:
-    agent = {"id": "rollart_core.testing.agents:FakeAgent", "turns": 2, "tasks": 4}
+    agent = {"id": "rollart_testing.agents:FakeAgent", "turns": 2, "tasks": 4}
     rollout = {"groups_per_batch": 2, "group_size": 2, "max_new_tokens": 4, "max_turns": 3}
     few = {"stop": {"batches": 2}, "algorithm": KEEPS_ALL}
     changes = {**on_ray, **few, "env": agent, "rollout": rollout, "warm_start": None}

@@ -21,13 +21,13 @@ from registry_wheels import Scene, make_scene, make_wheel, passing
 from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient._internal import trusted_metadata_set
 
-from rollart_core.community import keys, operator, submission, trust
-from rollart_core.community.accept import accept
-from rollart_core.community.client import opened
-from rollart_core.community.fetcher import base_url
-from rollart_core.community.names import parse_wanted
-from rollart_core.community.wheel import read_wheel
 from rollart_core.errors import RegistryError
+from rollart_registry import keys, operator, submission, trust
+from rollart_registry.accept import accept
+from rollart_registry.client import opened
+from rollart_registry.fetcher import base_url
+from rollart_registry.names import parse_wanted
+from rollart_registry.wheel import read_wheel
 
 DAY = dt.timedelta(days=1)
 NOW = dt.datetime.now(dt.UTC)

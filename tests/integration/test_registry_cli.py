@@ -16,12 +16,12 @@ from registry_wheels import Scene, make_scene, make_wheel, passing
 
 from rollart_core.cli import main
 from rollart_core.cli.output import print_columns
-from rollart_core.cli.registry import operating, options, owning
-from rollart_core.community import trust
-from rollart_core.community.client import opened
-from rollart_core.community.interpreter import Interpreter
-from rollart_core.community.site import build_site
 from rollart_core.errors import RegistryError
+from rollart_registry import trust
+from rollart_registry.cli import operating, options, owning
+from rollart_registry.client import opened
+from rollart_registry.interpreter import TargetInterpreter
+from rollart_registry.site import build_site
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., tuple[int, str, str]]
@@ -73,9 +73,11 @@ def test_the_road_in_the_documentation(
     parents = [path for path in sys.path if path.endswith("site-packages")]
     lines = [f"import site; site.addsitedir({path!r})" for path in parents]
     (site / "parent.pth").write_text("\n".join(lines))
-    at = Interpreter.at
+    at = TargetInterpreter.at
     python = tmp_path / "venv/bin/python"
-    monkeypatch.setattr(Interpreter, "at", staticmethod(lambda given=None: at(given or python)))
+    monkeypatch.setattr(
+        TargetInterpreter, "at", staticmethod(lambda given=None: at(given or python))
+    )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     lines = commands()
@@ -92,7 +94,7 @@ def test_the_road_in_the_documentation(
 
 
 def test_the_real_check_is_what_publish_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollart_core import check
+    from rollart_testing import check
 
     class Said:
         def to_json(self) -> dict[str, object]:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from registry_wheels import Scene, make_scene, make_wheel
 
-from rollart_core.community.client import opened
-from rollart_core.community.install import install, sync, trusted_by
-from rollart_core.community.interpreter import Installed, Interpreter
-from rollart_core.community.lock import (
+from rollart_core.errors import RegistryError
+from rollart_registry.client import opened
+from rollart_registry.install import install, sync, trusted_by
+from rollart_registry.interpreter import Installed, TargetInterpreter
+from rollart_registry.lock import (
     Lock,
     LockedPackage,
     LockedPresent,
@@ -25,11 +26,10 @@ from rollart_core.community.lock import (
     merged,
     read_lock,
 )
-from rollart_core.community.names import parse_wanted
-from rollart_core.community.plan import Plan, make_plan
-from rollart_core.community.state import state_folder
-from rollart_core.community.verify import verify_lock, verify_registry
-from rollart_core.errors import RegistryError
+from rollart_registry.names import parse_wanted
+from rollart_registry.plan import Plan, make_plan
+from rollart_registry.state import state_folder
+from rollart_registry.verify import verify_lock, verify_registry
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,26 +57,26 @@ def library(folder: Path, name: str, version: str = "1.0", *requires: str) -> Pa
     return make_wheel(folder, name, version, plugin_id=None, entry_point=False, requires=requires)
 
 
-def fresh(folder: Path, *, pip: bool = True) -> Interpreter:
+def fresh(folder: Path, *, pip: bool = True) -> TargetInterpreter:
     """Return a Python that has nothing; pip is a link to ours, as installing it takes seconds."""
     venv.create(folder, with_pip=False, symlinks=True)
     if pip:
         (site,) = folder.glob("lib/python*/site-packages")
         (site / "pip").symlink_to(Path(importlib.import_module("pip").__file__ or "").parent)
-    return Interpreter.at(folder / "bin/python")
+    return TargetInterpreter.at(folder / "bin/python")
 
 
-def planned(scene: Scene, interpreter: Interpreter, **options: bool) -> Plan:
+def planned(scene: Scene, interpreter: TargetInterpreter, **options: bool) -> Plan:
     with opened(scene.trusted()) as client:
         return make_plan(client, parse_wanted("acme/Maze-v1"), interpreter, **options)
 
 
-def differences(lock: Lock, interpreter: Interpreter) -> list[str]:
+def differences(lock: Lock, interpreter: TargetInterpreter) -> list[str]:
     with opened(trusted_by(lock)) as client:
         return verify_lock(client, lock, interpreter.again())
 
 
-def names(interpreter: Interpreter) -> set[str]:
+def names(interpreter: TargetInterpreter) -> set[str]:
     return {f"{d.name} {d.version}" for d in interpreter.again().installed.values()}
 
 
@@ -180,7 +180,7 @@ def test_a_wheel_that_was_changed_after_it_was_shown(scene: Scene, tmp_path: Pat
     assert names(python) == set()
 
 
-def put(python: Interpreter, wheel: Path) -> Interpreter:
+def put(python: TargetInterpreter, wheel: Path) -> TargetInterpreter:
     """Unpack a wheel of pure Python, as an installation of long ago."""
     (site,) = Path(python.python).parents[1].glob("lib/python*/site-packages")
     shutil.unpack_archive(wheel, site, format="zip")
@@ -276,7 +276,7 @@ def test_a_lock_does_not_keep_what_was_replaced_since() -> None:
 
 def test_a_package_without_its_record_is_told(scene: Scene, tmp_path: Path) -> None:
     installed = Installed("walls", "1.0", (), tmp_path, frozenset({"walls"}), record="")
-    python = Interpreter("python", {"walls": installed}, {}, has_pip=True, bin=tmp_path)
+    python = TargetInterpreter("python", {"walls": installed}, {}, has_pip=True, bin=tmp_path)
     with opened(scene.trusted()) as client:
         (said,) = verify_lock(client, a_lock({"walls": "1.0"}, {}), python)
     assert said.startswith("walls has no RECORD")
@@ -366,7 +366,7 @@ def test_verify_a_registry(scene: Scene, tmp_path: Path) -> None:
 
 def test_a_python_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="cannot be run as a Python"):
-        Interpreter.at(tmp_path / "no-python")
+        TargetInterpreter.at(tmp_path / "no-python")
 
 
 def test_what_an_interpreter_is_asked_needs_no_site_packages(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from registry_wheels import Scene, make_scene, make_wheel
 from test_registry_install import differences, fresh, index, planned
 
-from rollart_core.community.install import install, sync
-from rollart_core.community.interpreter import Interpreter
-from rollart_core.community.lock import Lock
-from rollart_core.community.script import script_fault
-from rollart_core.community.wheel import read_wheel
 from rollart_core.errors import RegistryError
+from rollart_registry.install import install, sync
+from rollart_registry.interpreter import TargetInterpreter
+from rollart_registry.lock import Lock
+from rollart_registry.script import script_fault
+from rollart_registry.wheel import read_wheel
 
 __all__ = ["index"]
 pytestmark = pytest.mark.timeout(300)
@@ -115,7 +115,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scene, Interpreter, Lock]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scene, TargetInterpreter, Lock]:
     """A package with a script, installed once."""
     folder = tmp_path_factory.mktemp("scripts")
     with pytest.MonkeyPatch.context() as patch:
@@ -131,7 +131,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scene, Interpre
 
 @pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
 def test_verify_finds_a_changed_script_and_sync_mends_it(
-    installed: tuple[Scene, Interpreter, Lock], change: Callable[[Path], None], said: str
+    installed: tuple[Scene, TargetInterpreter, Lock], change: Callable[[Path], None], said: str
 ) -> None:
     _, python, lock = installed
     script = python.bin / "maze"
@@ -166,7 +166,7 @@ PIPS = {
 @pytest.mark.parametrize("body", PIPS.values(), ids=PIPS)
 @pytest.mark.parametrize("head", ["#!{}\n", "#!/bin/sh\n'''exec' \"{}\" \"$0\" \"$@\"\n' '''\n"])
 def test_scripts_of_other_versions_of_pip_are_known(head: str, body: str, tmp_path: Path) -> None:
-    python = Interpreter.at()
+    python = TargetInterpreter.at()
     script = tmp_path / "maze"
     script.write_text(head.format(python.python) + body)
     assert script_fault(script, "acme.play:Game.run", python) == ""

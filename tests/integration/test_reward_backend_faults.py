@@ -14,7 +14,7 @@ from aiohttp import web
 from marks_reward import Marks
 from support.pace import until
 
-from rollart_core.config_runtime import RayRuntime
+from rollart_core.config.runtime import RayRuntime
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import (
     BackendFailure,
@@ -23,14 +23,14 @@ from rollart_core.errors import (
     RewardFailure,
     UserError,
 )
-from rollart_core.runtime.ray_cluster import RayCluster
-from rollart_core.testing import example_request
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.http_backend import HttpBackend
 from rollart_plugins.serverless.pool import PoolBackend
 from rollart_plugins.serverless.serve import Listening, application
 from rollart_plugins.serverless.wire import WireAnswer
+from rollart_ray.cluster import RayCluster
+from rollart_testing import example_request
 
 MARKS = "marks_reward:Marks"
 REF = RewardRef(MARKS)

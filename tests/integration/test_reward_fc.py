@@ -10,8 +10,8 @@ from aiohttp import web
 
 from rollart_core.contracts.reward import RewardCall, RewardRef
 from rollart_core.errors import BackendFailure, ConfigError
-from rollart_core.testing import example_request
 from rollart_plugins.serverless.fc_backend import FcBackend
+from rollart_testing import example_request
 
 pytest.importorskip("alibabacloud_fc20230330")
 

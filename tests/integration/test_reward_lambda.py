@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.pace import scaled, until
 
+from rollart_bench.local_lambda import FunctionSettings, LocalLambda
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import BackendFailure, ConfigError
-from rollart_core.testing import example_request
 from rollart_plugins.serverless.lambda_backend import LambdaBackend
-from rollart_plugins.serverless.local_lambda import FunctionSettings, LocalLambda
+from rollart_testing import example_request
 
 pytest.importorskip("boto3")
 pytest.importorskip("awslambdaric")

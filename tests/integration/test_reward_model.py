@@ -12,10 +12,10 @@ import pytest
 from small_models import SMALL, save_model
 
 from rollart_core.errors import ConfigError
-from rollart_core.testing import assert_checks, check_reward
 from rollart_rewards import reward_model
 from rollart_rewards.examples import asked
 from rollart_rewards.reward_model import RewardModel
+from rollart_testing import assert_checks, check_reward
 
 pytestmark = pytest.mark.timeout(600)
 WORDS = ["<pad>", "<unk>", "user", "assistant", ":", "?", "good", "bad", "very"]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.journal_reader import read_trajectories
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError, TooManyFailures
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.store.journal_reader import read_trajectories
 
 PARTS: dict[str, Any] = {
     "right": {"reward": "numeric"},
@@ -62,7 +62,7 @@ def test_a_weighted_group_is_scored_whole_and_its_parts_are_on_record(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_environment_that_says_nothing_of_what_is_right_stops_the_run(tmp_path: Path) -> None:
-    env = {"id": "rollart_core.testing:AsyncFakeEnv", "turns": 1}
+    env = {"id": "rollart_testing:AsyncFakeEnv", "turns": 1}
     limits = {"window": 8, "max_rate": 0.5}
     with pytest.raises(TooManyFailures, match="gives its reward no 'reference'"):
         launch(resolve_run(config(tmp_path, "numeric", env=env, failures=limits)))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart_core.contracts.inference import EngineStats, GenerateRequest
-from rollart_core.rollout.routing import Routes, Seat
-from rollart_core.testing import ScriptedEngine
+from rollart_core.inference.load_balancer import EngineState, Routes
+from rollart_testing import ScriptedEngine
 
 ENVS = ("a", "b")
 POOLS = ("fast", "fast", "wide", "wide", "slow")
@@ -29,10 +29,10 @@ class World:
         for pool in POOLS:
             engine = ScriptedEngine()
             engine.pool = pool
-            self.routes.seats.append(Seat(engine))
+            self.routes.seats.append(EngineState(engine))
         self.routes.plan(PLAN)
 
-    def ask(self, session: str, env: str, group: str) -> Seat | None:
+    def ask(self, session: str, env: str, group: str) -> EngineState | None:
         request = GenerateRequest(session, [1] * 8, 1, session, group, env_id=env)
         seat = self.routes.seat(request)
         if seat is not None:

@@ -14,18 +14,18 @@ import pytest
 import yaml
 from support import fork_server
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
-from rollart_core.engine.audit import audit
-from rollart_core.engine.holdout import hold_out
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.errors import ConfigError, TooManyFailures
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
+from rollart_core.scheduling.holdout import hold_out
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_core.training.diagnosis import diagnose
 
-ENV = "rollart_core.testing:AsyncFakeEnv"
+ENV = "rollart_testing:AsyncFakeEnv"
 BASE: dict[str, Any] = {
     "name": "test",
     "seed": 3,
@@ -158,7 +158,7 @@ def test_deterministic_runs_repeat_under_random_delays_and_failures(tmp_path):
 def test_a_run_goes_on_where_an_environment_does_wrong(tmp_path, trouble, kind):
     report = run(
         tmp_path,
-        env={**trouble, "trouble_every": 4, "id": "rollart_core.testing:FakeEnv"},
+        env={**trouble, "trouble_every": 4, "id": "rollart_testing:FakeEnv"},
         deadlines={"step_s": 0.3} if trouble["trouble"] == "hang" else {},
         failures={"max_rate": 0.9},
     )
@@ -193,7 +193,7 @@ def test_a_megabyte_of_text_ends_one_episode_and_no_more(tmp_path):
 
 
 def test_a_mapper_that_cannot_place_the_run_stops_it_before_anything_starts(tmp_path):
-    mapper = {"id": "rollart_core.testing:FakeMapper", "pool": "mars"}
+    mapper = {"id": "rollart_testing:FakeMapper", "pool": "mars"}
     with pytest.raises(ConfigError, match="mars"):
         run(tmp_path, mapper=mapper)
 
@@ -267,7 +267,7 @@ def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
 
 
 def test_what_always_fails_is_not_trained_on(tmp_path):
-    broken = {"id": "rollart_core.testing:FaultyBackend", "errors": 1.0}
+    broken = {"id": "rollart_testing:FaultyBackend", "errors": 1.0}
     with pytest.raises(TooManyFailures, match=r"before training: 100% of the last 3.*reward"):
         run(
             tmp_path,

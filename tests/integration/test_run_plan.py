@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.bench import affinity
-from rollart_core.config_load import load_config, validate
+from rollart_bench import affinity
+from rollart_core.config.load import load_config, validate
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, ModelShape, Placement, Pool
-from rollart_core.engine.journal_reader import JournalReader
 from rollart_core.errors import ConfigError
-from rollart_core.plan.run_plan import workloads_of
-from rollart_core.resolve import resolve_run
-from rollart_core.rollout.router import Router
+from rollart_core.inference.router import Router
 from rollart_core.runtime import planning
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.planning import RunPlan
-from rollart_core.testing.modelled import ModelledEngine
+from rollart_core.store.journal_reader import JournalReader
 from rollart_core.types import Task, Ticket, Trajectory, Turn
+from rollart_planner.run_plan import workloads_of
+from rollart_testing.modelled_engine import ModelledEngine
 
 SHAPE = ModelShape(8_000_000_000, 32, 32, 8, 128)
 LAKE, SOKOBAN = "toy/FrozenLake-v1", "toy/Sokoban-v1"
@@ -81,7 +81,7 @@ class Started:
 @pytest.fixture(autouse=True)
 def _large_model(monkeypatch):
     """The model of the config is tiny; this one makes hardware matter."""
-    monkeypatch.setattr("rollart_core.plan.run_plan.shape_of", lambda model: SHAPE)
+    monkeypatch.setattr("rollart_planner.run_plan.shape_of", lambda model: SHAPE)
 
 
 def read_and_write(n: int) -> list[Trajectory]:
@@ -181,7 +181,7 @@ def test_a_run_follows_what_it_measures_of_its_own_episodes(
         f"""
 runs_dir: {tmp_path}/runs
 model: {{kind: new, num_layers: 1, width: 32, ffn_width: 48, vocab_size: 320}}
-env: {{id: "rollart_core.testing:FakeEnv", turns: 2}}
+env: {{id: "rollart_testing:FakeEnv", turns: 2}}
 engines: [{{name: other, engine: embedded, count: 1}}]
 mapper: {__name__}:AsDeclaredHere
 algorithm: {{id: grpo, zero_advantage: keep}}

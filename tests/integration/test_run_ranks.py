@@ -9,12 +9,12 @@ import pytest
 from run_parts import part_pids
 from test_run import left_behind, write
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.resolve import resolve_run
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -19,10 +19,10 @@ from sandbox_walls import EACH_WALL, IMAGE, MAKERS, MIB, missing, opened
 from support.pace import wait_until
 from support.processes import wait_gone
 
-from rollart_core.bench import sandbox
+from rollart_bench import sandbox
 from rollart_core.errors import ConfigError, SandboxFailure
-from rollart_plugins.sandboxes import connection
-from rollart_plugins.sandboxes.process import ProcessSandbox
+from rollart_sandboxes import connection
+from rollart_sandboxes.process import ProcessSandbox
 
 
 @pytest.fixture(params=EACH_WALL)
@@ -379,7 +379,7 @@ def test_the_agent_needs_no_syntax_newer_than_python_3_8() -> None:
 def test_a_process_box_ends_with_its_host() -> None:
     code = """
 import asyncio
-from rollart_plugins.sandboxes.process import ProcessSandbox
+from rollart_sandboxes.process import ProcessSandbox
 async def main():
     box = ProcessSandbox(trusted=True)
     await box.start()

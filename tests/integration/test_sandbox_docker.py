@@ -22,13 +22,13 @@ from sandbox_walls import IMAGE, IN_DOCKER, MIB, no_docker, opened
 from support.pace import scaled, until, wait_until
 from support.processes import is_running, wait_gone
 
-from rollart_core.boxes.owner import HOST_LABEL, OWNER_LABEL, labels, owner_mark
-from rollart_core.check.parts import check_part
 from rollart_core.errors import SandboxFailure
-from rollart_core.testing import assert_checks
-from rollart_plugins.sandboxes import container, docker_host
-from rollart_plugins.sandboxes.docker import DockerSandbox
-from rollart_plugins.sandboxes.engine import Engine, EngineError
+from rollart_sandboxes import container, docker_host
+from rollart_sandboxes.docker import DockerSandbox
+from rollart_sandboxes.engine import Engine, EngineError
+from rollart_sandboxes.pool.owner import HOST_LABEL, OWNER_LABEL, labels, owner_mark
+from rollart_testing import assert_checks
+from rollart_testing.check.plugin_kinds import check_part
 
 pytestmark = pytest.mark.docker
 WITHIN_S = scaled(120.0)
@@ -200,8 +200,8 @@ def test_a_start_that_is_given_up_leaves_no_container() -> None:
 def test_a_container_is_gone_when_its_host_is_killed() -> None:
     code = f"""
 import asyncio
-from rollart_core.boxes.owner import owner_mark
-from rollart_plugins.sandboxes.docker import DockerSandbox
+from rollart_sandboxes.pool.owner import owner_mark
+from rollart_sandboxes.docker import DockerSandbox
 async def main():
     box = DockerSandbox(image={IMAGE!r}, pull="never")
     await box.start()

@@ -20,7 +20,7 @@ from support.cgroups import cgroups_of
 from support.processes import is_running, wait_gone
 
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes import bubblewrap
+from rollart_sandboxes import bubblewrap
 
 
 @pytest.fixture(params=HELD)
@@ -259,7 +259,7 @@ def test_a_snapshot_holds_links_out_of_the_box_as_links(wall) -> None:
 def test_no_process_of_a_box_is_left_when_its_host_dies() -> None:
     code = """
 import asyncio, sys
-from rollart_plugins.sandboxes.bubblewrap import BubblewrapSandbox
+from rollart_sandboxes.bubblewrap import BubblewrapSandbox
 async def main():
     box = BubblewrapSandbox()
     await box.start()

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from sandbox_walls import HELD, missing, opened
 
-from rollart_plugins.sandboxes import box as boxes
-from rollart_plugins.sandboxes import network, proxy
+from rollart_sandboxes import base as boxes
+from rollart_sandboxes import network, proxy
 
 PYTHON = "/usr/bin/python3"
 FETCH = """

@@ -11,7 +11,7 @@ from support.pace import scaled
 
 from rollart_core.contracts.sandbox import ExecResult
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes.box import AgentSandbox
+from rollart_sandboxes.base import AgentSandbox
 
 ECHO = 'while read -r line; do echo "$line"; done; echo the end; echo bye >&2; exit 3'
 

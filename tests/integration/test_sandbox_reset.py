@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sandbox_walls import EACH_WALL, HELD, MIB, missing, opened
 
-from rollart_plugins.sandboxes import box as boxes
-from rollart_plugins.sandboxes.inside.packing import Packing
-from rollart_plugins.sandboxes.inside.restoring import Restoring
+from rollart_sandboxes import base as boxes
+from rollart_sandboxes.inside.packing import Packing
+from rollart_sandboxes.inside.restoring import Restoring
 
 MAKE = """
 git init -q -b main . && git config user.email a@example.org && git config user.name A

@@ -13,7 +13,7 @@ import pytest
 from sandbox_walls import missing, opened
 
 from rollart_core.errors import SandboxFailure
-from rollart_plugins.sandboxes import bubblewrap, seccomp
+from rollart_sandboxes import bubblewrap, seccomp
 
 pytestmark = [
     pytest.mark.skipif(bool(missing("bubblewrap")), reason=missing("bubblewrap")),

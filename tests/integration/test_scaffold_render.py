@@ -11,10 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rollart_core import plugins
 from rollart_core.cli import build_app, new
+from rollart_core.cli import package_names as names
+from rollart_core.cli import scaffold as render
 from rollart_core.errors import UserError
-from rollart_core.scaffold import names, render
+from rollart_core.plugins import manager as plugins
 
 KINDS = tuple(names.REGISTERED_AS)
 WORDING = render.Wording("acme", "Made for a test.")

@@ -7,8 +7,7 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollart_core.engine.attempts import MAX_REPLAYS
-from rollart_core.engine.events import (
+from rollart_core.scheduling.events import (
     AbortEpisode,
     Action,
     BatchTrained,
@@ -32,8 +31,9 @@ from rollart_core.engine.events import (
     TrainBatch,
     WeightsLoaded,
 )
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.scheduling.failure_rate import MAX_REPLAYS
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.types import Failure, FailureKind, Ticket
 
 ENV = "fake/Env-v0"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from support.clock import run_virtual
 
-from rollart_core.config_rewards import Breaker, Hedge, Scoring
+from rollart_core.config.resolve_plugin import ResolvedPlugin
+from rollart_core.config.scoring import Breaker, Hedge, Scoring
 from rollart_core.contracts.reward import (
     RewardAnswer,
     RewardBackend,
@@ -22,14 +23,13 @@ from rollart_core.contracts.reward import (
     RewardSpec,
 )
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure
-from rollart_core.resolve_plugin import ResolvedPlugin
-from rollart_core.scoring.breaker import CircuitBreaker
-from rollart_core.scoring.ledger import Ledger
-from rollart_core.scoring.results import idempotency_key, trimmed
-from rollart_core.scoring.room import RoomPlan, ScoringRoom
-from rollart_core.testing import FaultyBackend, example_request
+from rollart_core.rewards.circuit_breaker import CircuitBreaker
+from rollart_core.rewards.service import RewardService, RewardServicePlan
+from rollart_core.rewards.stats import RewardStats
+from rollart_core.rewards.validation import idempotency_key, trimmed
+from rollart_testing import FaultyBackend, example_request
 
-FAKE = "rollart_core.testing:FakeReward"
+FAKE = "rollart_testing:FakeReward"
 MADE: list[ScriptedBackend] = []
 
 
@@ -113,7 +113,7 @@ def reward(**spec: Any) -> Any:
 
 
 def run(
-    use: Callable[[ScoringRoom], Awaitable[Any]],
+    use: Callable[[RewardService], Awaitable[Any]],
     *backends: Any,
     reward_s: float = 5.0,
     **given: Any,
@@ -124,7 +124,7 @@ def run(
     MADE.clear()
 
     async def main() -> Any:
-        room = ScoringRoom(RoomPlan(scoring, backends or (backend(),), reward_s), told)
+        room = RewardService(RewardServicePlan(scoring, backends or (backend(),), reward_s), told)
         try:
             return await use(room)
         finally:
@@ -133,7 +133,7 @@ def run(
     return run_virtual(main()), told
 
 
-def scores(room: ScoringRoom, n: int = 1, **spec: Any) -> Awaitable[list[Any]]:
+def scores(room: RewardService, n: int = 1, **spec: Any) -> Awaitable[list[Any]]:
     score = room.scorer(reward(**spec))
     requests = [example_request(i / 10, index=i) for i in range(n)]
     return asyncio.gather(*(score(r) for r in requests), return_exceptions=True)
@@ -144,7 +144,7 @@ def values(results: Sequence[Any]) -> list[float]:
 
 
 def test_without_a_reward_the_return_counts_and_nobody_is_asked() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         room.on_played = lambda ticket, attempt: pytest.fail("its place was never held")
         return await room.scorer(None)(example_request(0.3))
 
@@ -163,7 +163,7 @@ def test_requests_are_batched_and_answers_keep_their_order() -> None:
 
 
 def test_a_call_waits_to_be_filled_but_not_for_ever() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         first = asyncio.ensure_future(scores(room))
         await asyncio.sleep(0)
         assert not MADE[0].calls
@@ -174,10 +174,10 @@ def test_a_call_waits_to_be_filled_but_not_for_ever() -> None:
 
 
 def test_no_more_calls_at_once_than_there_are_places() -> None:
-    path = "rollart_core.testing:FaultyBackend"
+    path = "rollart_testing:FaultyBackend"
     faulty = plugin("reward_backends", RewardBackendSpec(id=path, entry_point=path), mean_s=0.001)
 
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         score = room.scorer(reward())
         made = room._lanes[FAKE]._parts.roads[0].backend
         assert isinstance(made, FaultyBackend)
@@ -301,7 +301,7 @@ def test_time_runs_from_the_first_try_on_and_not_in_the_queue() -> None:
 
 
 def test_a_slow_call_is_hedged_and_the_first_answer_counts() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         for _ in range(20):
             await scores(room)
         return await scores(room)
@@ -316,7 +316,7 @@ def test_a_slow_call_is_hedged_and_the_first_answer_counts() -> None:
 
 
 def test_a_hedge_gives_its_place_back_however_it_ends() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         await scores(room, 20)
         await scores(room, 8)
         await asyncio.sleep(0.01)
@@ -329,7 +329,7 @@ def test_a_hedge_gives_its_place_back_however_it_ends() -> None:
 
 
 def test_a_hedge_needs_a_free_place() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         for _ in range(20):
             await scores(room)
         return await scores(room)
@@ -392,7 +392,7 @@ def test_a_breaker_lets_one_trial_through() -> None:
 
 
 def test_a_place_is_free_as_soon_as_an_episode_has_played() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         played: list[tuple[str, int]] = []
         room.on_played = lambda ticket, attempt: played.append((ticket, attempt))
         await scores(room)
@@ -403,7 +403,7 @@ def test_a_place_is_free_as_soon_as_an_episode_has_played() -> None:
 
 
 def test_a_group_waits_until_it_is_asked_for_and_is_scored_whole() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         room.on_played = lambda ticket, attempt: None
         waiting = asyncio.ensure_future(scores(room, 3, group=True))
         await asyncio.sleep(0.001)
@@ -417,7 +417,7 @@ def test_a_group_waits_until_it_is_asked_for_and_is_scored_whole() -> None:
 
 
 def test_a_group_fails_as_one_and_alone_it_is_scored_alone() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         room.on_played = lambda ticket, attempt: None
         waiting = asyncio.ensure_future(scores(room, 2, group=True))
         await asyncio.sleep(0)
@@ -432,7 +432,7 @@ def test_a_group_fails_as_one_and_alone_it_is_scored_alone() -> None:
 
 
 def test_a_group_that_loses_a_member_while_it_is_scored_gets_its_scores() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         room.on_played = lambda ticket, attempt: None
         score = room.scorer(reward(group=True))
         requests = [example_request(i / 10, index=i) for i in range(3)]
@@ -451,7 +451,7 @@ def test_a_group_that_loses_a_member_while_it_is_scored_gets_its_scores() -> Non
 
 
 def test_nobody_waits_for_a_cancelled_trajectory() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         task = asyncio.ensure_future(scores(room, 2))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -478,7 +478,7 @@ def test_requests_carry_what_the_reward_needs() -> None:
 
 
 def test_what_scores_cost_is_counted() -> None:
-    async def use(room: ScoringRoom) -> Any:
+    async def use(room: RewardService) -> Any:
         await scores(room, 4)
         return room.metrics()
 
@@ -490,7 +490,7 @@ def test_what_scores_cost_is_counted() -> None:
 
 
 def test_what_is_usual_is_estimated_with_the_calls_under_way() -> None:
-    ledger = Ledger()
+    ledger = RewardStats()
     calls = [ledger.begun(0.0) for _ in range(100)]
     for call in calls[:19]:
         ledger.answered(call, 1.0, RewardCost())

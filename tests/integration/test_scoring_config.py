@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.config_load import dump_yaml, load_config
+from rollart_core.config.load import dump_yaml, load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import resolve_run
 
 BASE = "env: toy/FrozenLake-v1\nmodel: {kind: new}\nstop: {batches: 2}\n"
 SCORED = BASE + "reward: env-return\n"
-FAULTY = "rollart_core.testing:FaultyBackend"
-GROUP = "rollart_core.testing:FakeGroupReward"
+FAULTY = "rollart_testing:FaultyBackend"
+GROUP = "rollart_testing:FakeGroupReward"
 
 
 def resolved(tmp_path: Path, text: str):
@@ -61,7 +61,7 @@ def test_what_was_resolved_is_read_back_as_it_is(tmp_path: Path) -> None:
     [
         ("env-return", "rollart/Inline-v1"),
         ("{id: regex, pattern: a+}", "rollart/Pool-v1"),
-        ("rollart_core.testing:FakeReward", "rollart/Pool-v1"),
+        ("rollart_testing:FakeReward", "rollart/Pool-v1"),
         (f"{__name__}:Counts", "rollart/Inline-v1"),
         ("env-return\nscoring: {backend: {num_workers: 1}}", "rollart/Pool-v1"),
     ],

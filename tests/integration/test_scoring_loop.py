@@ -18,27 +18,27 @@ import pytest
 from aiohttp import web
 from lineage_run import FakeEngines, FakeTrainer
 
-from rollart_core.bench import async_, async_rewards
-from rollart_core.config_load import validate
+from rollart_bench import async_, async_rewards
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.reward import RewardRequest, RewardResult
-from rollart_core.engine.audit import audit
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import EpisodeError, UserError
-from rollart_core.resolve import ResolvedRun, resolve_run
+from rollart_core.rewards.service import RewardService
 from rollart_core.runtime.run_envs import RunEnvs
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
-from rollart_core.scoring.room import ScoringRoom
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.scheduling.events import StopRun
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_core.store.recorder import RunRecorder
 from rollart_core.types import Failure, FailureKind, Sample, Ticket, Trajectory, Turn
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.serve import Listening, application
 
-ENV = "rollart_core.testing:FakeEnv"
-FAULTY = "rollart_core.testing:FaultyBackend"
-GROUP = "rollart_core.testing:FakeGroupReward"
+ENV = "rollart_testing:FakeEnv"
+FAULTY = "rollart_testing:FaultyBackend"
+GROUP = "rollart_testing:FakeGroupReward"
 CONFIG: dict[str, Any] = {
     "name": "scoring",
     "max_staleness": 1,
@@ -91,7 +91,7 @@ class Seats:
 
     episode_s = 0.002
 
-    def __init__(self, room: ScoringRoom, run: ResolvedRun) -> None:
+    def __init__(self, room: RewardService, run: ResolvedRun) -> None:
         self.score = room.scorer(run.envs[0].reward)
         self.playing = self.most_playing = self.open = self.most_open = 0
         self.rng = random.Random(0)
@@ -143,7 +143,7 @@ def _trajectory(ticket: Ticket, version: int, returned: float, result: RewardRes
 
 async def phase(
     run: ResolvedRun, folder: Path, hear: Callable[[str], None] | None = None
-) -> tuple[Seats, StopRun, ScoringRoom]:
+) -> tuple[Seats, StopRun, RewardService]:
     envs, trainer = RunEnvs(run), FakeTrainer(random.Random(0))
     room = envs.scoring
     seats = Seats(room, run)
@@ -157,7 +157,7 @@ async def phase(
 
     room.tell = tell
     source = TaskSource(ENV, "train", 64, 0)
-    parts = TrainParts(recorder, trainer, FakeEngines(), seats.run_episode, source, room)
+    parts = TrainDependencies(recorder, trainer, FakeEngines(), seats.run_episode, source, room)
     training = TrainPhase(run, parts)
     try:
         await room.open()
@@ -169,7 +169,7 @@ async def phase(
     return seats, stop, room
 
 
-def train(folder: Path, **changes: object) -> tuple[Seats, StopRun, ScoringRoom]:
+def train(folder: Path, **changes: object) -> tuple[Seats, StopRun, RewardService]:
     """Train under a virtual clock: no deadline is missed for what else the machine does."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(phase(resolved(**changes), folder))
@@ -257,7 +257,7 @@ class FaultyFunction:
 def test_the_same_holds_for_a_function_behind_http(tmp_path: Path) -> None:
     function = FaultyFunction()
 
-    async def main() -> tuple[Seats, StopRun, ScoringRoom]:
+    async def main() -> tuple[Seats, StopRun, RewardService]:
         async with function.serving():
             backend = {"id": "http", "url": f"http://127.0.0.1:{function.port}"}
             scoring = {**QUICK, "backend": backend, "try_s": 1.0, "max_tries": 10}

@@ -14,8 +14,8 @@ from sandbox_walls import no_bubblewrap, opened
 from support.pace import scaled
 from swe_repositories import git, write
 
-from rollart_core.testing import search_box
-from rollart_core.testing.box_checks import telling_lines
+from rollart_testing import search_files as search_box
+from rollart_testing.sandbox_checks import telling_lines
 
 TESTS = "def test_area():\n    assert area(2, 3) == 6\n    assert area(4, 5) == 20\n"
 LINES = telling_lines([TESTS], "")

@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 import pytest
 
 from rollart_core.contracts.reward import RewardRef
-from rollart_core.testing import example_request
 from rollart_plugins.serverless import wire
+from rollart_testing import example_request
 
 ROLLART = (sys.executable, "-c", "from rollart_core.cli import main; main()")
 ROOT = Path(__file__).resolve().parents[2]

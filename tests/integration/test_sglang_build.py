@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError, EngineDied
-from rollart_core.resolve import resolve_run
 
 SETTINGS = {"device": "cpu", "engine_index": 0, "max_context_tokens": 64}
 
@@ -33,7 +33,7 @@ def test_the_options_of_a_resolved_run_build_the_engine(tmp_path):
 
 
 def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(tmp_path):
-    from rollart_core.config_model import NewModel
+    from rollart_core.config.model import NewModel
     from rollart_core.models.new import new_model
 
     new_model(str(tmp_path / "model"), NewModel(kind="new", num_layers=1, width=32), ["abc"] * 9, 0)

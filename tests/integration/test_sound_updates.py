@@ -22,10 +22,10 @@ from rollart_algorithms.sft import SFT
 from rollart_algorithms.topr import TOPR
 from rollart_core.contracts.algorithm import Algorithm, LossBatch
 from rollart_core.errors import ConfigError
-from rollart_core.testing import assert_checks, check_algorithm
-from rollart_core.train import kernels
-from rollart_core.train.mixture import AlgorithmMix
+from rollart_core.training.mixture import AlgorithmMix
 from rollart_core.types import Group
+from rollart_cpu.training import kernels
+from rollart_testing import assert_checks, check_algorithm
 
 FLAT = [plain_group([1, 1, 1, 1], f"g{i}") for i in range(1, 8)]
 RARE = plain_group([0, 1, 1, 1], "g0")
@@ -73,7 +73,7 @@ def test_batch_std_is_that_of_all_rewards() -> None:
 
 
 def scaled(algorithm: Algorithm, groups: Sequence[Group]) -> float:
-    from rollart_core.train.batch import make_rows, split
+    from rollart_core.training.batch import make_rows, split
 
     rows = make_rows(groups, algorithm.advantages(groups, {}), 0)
     (minibatch,) = split(
@@ -286,8 +286,8 @@ def test_what_was_cut_off_is_not_taken_for_an_end() -> None:
 
 
 def test_the_sampled_entropy_is_that_of_all_tokens() -> None:
-    from rollart_core.train.batch import make_rows
-    from rollart_core.train.batch_metrics import batch_metrics
+    from rollart_core.training.batch import make_rows
+    from rollart_core.training.batch_metrics import batch_metrics
 
     groups = [
         group([trajectory(0.0, inference=[log(0.5)]), trajectory(1.0, inference=[log(0.5)])], "g0"),

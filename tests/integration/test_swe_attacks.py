@@ -10,9 +10,9 @@ import pytest
 from grading_attacks import GOLD, READING, Bench, attacks, pairs
 from sandbox_walls import IMAGE, no_bubblewrap, no_docker
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.judging import HiddenTest, Interpreter, judge
 from rollart_envs.swe import repair_judge
+from rollart_sandboxes.judging.functions import HiddenTest, JudgeInterpreter, judge
+from rollart_sandboxes.pool import loop
 
 PYTHON = "/usr/bin/python3"
 BLIND = b"""
@@ -335,7 +335,7 @@ def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
     async def judged():
         box = await bench.boxes.take()
         try:
-            return await judge(box, hidden, attacks()[name].source, Interpreter(PYTHON, 10.0))
+            return await judge(box, hidden, attacks()[name].source, JudgeInterpreter(PYTHON, 10.0))
         finally:
             await bench.boxes.give_back(box)
 

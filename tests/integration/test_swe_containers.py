@@ -10,11 +10,11 @@ import pytest
 from sandbox_walls import IMAGE, no_docker
 from swe_repositories import git, shapes_task
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import box_source
 from rollart_envs.swe.function_env import FunctionRepairEnv
 from rollart_envs.swe.repair_env import RepairEnv
 from rollart_envs.swe.validate import validate
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import sandbox_source
 
 WALL = {"id": "docker", "image": IMAGE, "pull": "never"}
 pytestmark = pytest.mark.docker
@@ -112,7 +112,7 @@ def test_a_repository_in_the_image_is_mended_there_and_its_history_is_gone(testb
 
 def test_a_task_in_an_image_is_validated(testbed):
     path, nowhere = testbed
-    source = box_source(WALL)
+    source = sandbox_source(WALL)
     (verdict,) = loop.run(validate(path, source, repos_dir=nowhere))
     loop.run(source.close())
     assert verdict.is_sound, verdict

@@ -11,8 +11,6 @@ import pytest
 from sandbox_walls import no_bubblewrap
 from swe_repositories import FIX, SHAPES, diff, git, pytest_packages, shapes_task, write
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import box_source
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.acceptable import acceptable
 from rollart_envs.swe.repair_judge import Report, judge_patch
@@ -20,6 +18,8 @@ from rollart_envs.swe.repository import TaskFailure, base_tree, find_repository
 from rollart_envs.swe.runs import test_run
 from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.workspace import needs_of
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import sandbox_source
 
 
 class Bench:
@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         packages = pytest_packages(folder / "packages")
-        self.boxes = box_source("bubblewrap")
+        self.boxes = sandbox_source("bubblewrap")
         self.repos = {name: folder / name for name in ("unittest", "pytest")}
         extra = {"unittest": {}, "pytest": {"python_path": [str(packages)]}}
         self.tasks = {
@@ -93,7 +93,7 @@ def test_a_log_without_its_middle_proves_nothing(bench):
     task = replace(bench.tasks["unittest"], test_command=command)
     tree = base_tree(task, bench.repos["unittest"])
     needs = needs_of(task, beside=None, python="/usr/bin/python3")
-    boxes = box_source({"id": "bubblewrap", "output_bytes": 4000})
+    boxes = sandbox_source({"id": "bubblewrap", "output_bytes": 4000})
     report = loop.run(judge_patch(boxes, task, tree, task.patch, needs))
     assert report.grade.resolution == "none"
     assert report.why == "the log is longer than the 4000 bytes that the box gives back"

@@ -17,10 +17,8 @@ import typer
 from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 from swe_history import STEPS, write
 
-from rollart_core import registry
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import box_source
 from rollart_core.errors import SandboxFailure, UserError
+from rollart_core.plugins import registry
 from rollart_envs.swe.benches import Benches, FailureCount, in_order
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.make import Bounds
@@ -33,6 +31,8 @@ from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.statement import leaked
 from rollart_envs.swe.suite import Checkout, FilesRefused, Suite
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import sandbox_source
 
 BUBBLEWRAP: dict[str, object] = {"id": "bubblewrap"}
 PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -75,7 +75,7 @@ def rows(folder: TaskFolder) -> list[dict[str, object]]:
 def mined(
     history: Path, site: Path, out: Path, count: int, wall: dict[str, object] = BUBBLEWRAP
 ) -> TaskFolder:
-    boxes = box_source(wall)
+    boxes = sandbox_source(wall)
     order = MineOrder(str(history), TaskFolder(out), count=count, python_path=(site,))
     finish(mine_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None))
     return order.folder
@@ -86,7 +86,7 @@ def made(package: Path, site: Path, out: Path, **options: object) -> tuple[Made,
     folder = TaskFolder(out)
     if not folder.site("shelf-1.0").exists():
         shutil.copytree(site, folder.site("shelf-1.0"))
-    boxes = box_source("bubblewrap")
+    boxes = sandbox_source("bubblewrap")
     order = MakeOrder(str(package), folder, **options)  # type: ignore[arg-type]
     work = make_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None)
     return finish(work), folder
@@ -217,7 +217,7 @@ def test_a_package_whose_tests_are_missing_or_all_fail_is_refused(
 def test_a_bug_that_hangs_or_ends_the_run_is_left_out(
     site: Path, open_folder: Path, needs_bwrap: None
 ) -> None:
-    checkout_of = Suite(box_source("bubblewrap"), "/usr/bin/python3", (site,))
+    checkout_of = Suite(sandbox_source("bubblewrap"), "/usr/bin/python3", (site,))
     package = open_folder / "hangs" / "shelf"
     package.mkdir(parents=True)
     (package / "test_it.py").write_text("import time\ndef test_it():\n    time.sleep(60)\n")
@@ -249,7 +249,7 @@ def test_a_file_takes_the_place_of_a_folder_whose_files_go(
     )
     mirror = Mirror.init(open_folder / "gives way.git")
     archive = mirror.archive(mirror.commit_folder(tree, "tree"))
-    suite = Suite(box_source("bubblewrap"), "/usr/bin/python3", (site,))
+    suite = Suite(sandbox_source("bubblewrap"), "/usr/bin/python3", (site,))
     gone = dict.fromkeys(("x/a.txt", "x/deep/b.txt", "x/deep/c.txt"))
 
     async def runs() -> frozenset[str]:

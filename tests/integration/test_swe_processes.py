@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from support.pace import scaled
 
-from rollart_core.boxes import function_judge
-from rollart_core.boxes.judging import read_judgement
 from rollart_core.contracts.sandbox import ExecResult
 from rollart_envs.swe import guard, report_plugin, unit_runners
 from rollart_envs.swe.function_task import FunctionTask, function_task
@@ -24,6 +22,8 @@ from rollart_envs.swe.grade import cut_id
 from rollart_envs.swe.logs import read_pytest, read_unittest, worst
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
 from rollart_envs.swe.report import ReportError, read_report
+from rollart_sandboxes.judging import function_judge
+from rollart_sandboxes.judging.functions import read_judgement
 
 AREA = function_task(
     {

@@ -10,12 +10,12 @@ import pytest
 from sandbox_walls import no_bubblewrap
 from swe_repositories import git, shapes_task
 
-from rollart_core.boxes import loop
 from rollart_core.errors import ConfigError, SandboxFailure
 from rollart_envs.swe.repair_env import RepairEnv, expert_actions
 from rollart_envs.swe.repository import TaskFailure
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.tools import Bash, parse_action
+from rollart_sandboxes.pool import loop
 
 WALLS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
 
@@ -216,7 +216,7 @@ def test_a_patch_with_fences_and_marks_goes_through_the_tools(tmp_path):
 
 
 def test_options_are_checked():
-    from rollart_core import registry
+    from rollart_core.plugins import registry
 
     with pytest.raises(ConfigError, match="python"):
         registry.checked_options("environments", "repair", {"python": "python3"})

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from test_run import num_trained, start, wait_for_batches
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.ledger import Ledger, live_boxes
-from rollart_core.engine.audit import audit
+from rollart_core.store.audit import audit
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
 from tests.sandbox_walls import HELD, IN_DOCKER, missing
 
 NUM_KILLED = 3
@@ -43,7 +43,7 @@ def kill_a_box(dead: set[str]) -> None:
     Raises:
         pytest.skip.Exception: If boxes have no cgroup of their own here.
     """
-    for record in loop.run(live_boxes(Ledger())):
+    for record in loop.run(live_sandboxes(LiveSandboxes())):
         if record.name in dead or record.ready_at is None:
             continue
         folders = (*record.left.get("cgroup", ()), *record.left.get("usage", ()))
@@ -93,4 +93,4 @@ def test_a_run_goes_on_when_its_boxes_die(
     report = json.loads(out)
     assert report["batches"] >= 2
     assert report["failures"].get("sandbox", 0) >= 1, report["failures"]
-    assert loop.run(live_boxes(Ledger())) == []
+    assert loop.run(live_sandboxes(LiveSandboxes())) == []

@@ -10,13 +10,13 @@ import typer
 from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 from swe_repositories import shapes_task
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import ConfigError, SandboxFailure, UserError
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.taskbook import own_file
 from rollart_envs.swe.validate import Verdict, validate
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 NOT_QUICK = 160
 """A row of HumanEvalPack whose program without its mend runs until its time is over."""
@@ -26,12 +26,12 @@ NOT_QUICK = 160
 def boxes():
     if why := no_bubblewrap():
         pytest.skip(why)
-    source = box_source("bubblewrap")
+    source = sandbox_source("bubblewrap")
     yield source
     loop.run(source.close())
 
 
-def verdicts(path: Path, boxes: BoxSource, **settings) -> list[Verdict]:
+def verdicts(path: Path, boxes: SandboxSource, **settings) -> list[Verdict]:
     heard: list[Verdict] = []
     found = loop.run(validate(path, boxes, on_row=heard.append, **settings))
     assert sorted(v.name for v in heard) == sorted(v.name for v in found)
@@ -98,12 +98,12 @@ def test_a_file_that_is_not_there_is_said(boxes, tmp_path):
 
 
 def test_where_no_box_starts_no_row_is_blamed():
-    source = box_source({"id": "docker", "host": "unix:///nowhere/docker.sock"})
+    source = sandbox_source({"id": "docker", "host": "unix:///nowhere/docker.sock"})
     with pytest.raises(SandboxFailure):
         loop.run(validate(own_file("repair_tasks.jsonl"), source))
 
 
-class Refusing(BoxSource):
+class Refusing(SandboxSource):
     """Boxes that cannot be had."""
 
     def __init__(self, error: Exception) -> None:
@@ -155,14 +155,14 @@ def test_rows_of_humanevalpack_are_sound_behind_bubblewrap(boxes, shared_dir, tm
 def test_rows_of_humanevalpack_are_sound_in_containers(every, num_rows, shared_dir, tmp_path):
     if why := no_docker():
         pytest.skip(why)
-    source = box_source({"id": "docker", **IN_DOCKER})
+    source = sandbox_source({"id": "docker", **IN_DOCKER})
     which = slice(0, NOT_QUICK, every)
     assert sound_rows_of_humanevalpack(which, source, shared_dir, tmp_path) == num_rows
     loop.run(source.close())
 
 
 def sound_rows_of_humanevalpack(
-    which: slice, boxes: BoxSource, shared_dir: Path, tmp_path: Path
+    which: slice, boxes: SandboxSource, shared_dir: Path, tmp_path: Path
 ) -> int:
     """Check that these rows are sound; return how many that are."""
     rows = (shared_dir / "data/swe/humanevalpack_python.jsonl").read_text().splitlines()

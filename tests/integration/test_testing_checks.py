@@ -9,15 +9,16 @@ import pytest
 
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardResult
-from rollart_core.testing import (
+from rollart_plugins.serverless.inline import InlineBackend
+from rollart_testing import (
     AsyncFakeEnv,
+    CheckOutcome,
     FakeEnv,
     FakeGroupReward,
     FakeMapper,
     FakeReward,
     FakeSandbox,
     FakeTracker,
-    Outcome,
     ScriptedEngine,
     assert_checks,
     check_env,
@@ -28,9 +29,8 @@ from rollart_core.testing import (
     check_sandbox,
     check_tracker,
 )
-from rollart_plugins.serverless.inline import InlineBackend
 
-SPEC = EnvSpec(id="fake/Fake-v1", entry_point="rollart_core.testing:FakeEnv")
+SPEC = EnvSpec(id="fake/Fake-v1", entry_point="rollart_testing:FakeEnv")
 
 
 def by_outcome(results, outcome):
@@ -38,16 +38,16 @@ def by_outcome(results, outcome):
 
 
 def failed(results):
-    return by_outcome(results, Outcome.FAIL)
+    return by_outcome(results, CheckOutcome.FAIL)
 
 
 def test_fake_env_passes_and_says_what_was_skipped():
     results = check_env(FakeEnv, spec=SPEC)
     assert_checks(results)
-    assert by_outcome(results, Outcome.SKIP) == ["async_agrees", "secrets_are_hidden"]
+    assert by_outcome(results, CheckOutcome.SKIP) == ["async_agrees", "secrets_are_hidden"]
     given = check_env(FakeEnv())
     assert failed(given) == []
-    assert {"interleaved_instances", "nothing_left_open"} < {*by_outcome(given, Outcome.SKIP)}
+    assert {"interleaved_instances", "nothing_left_open"} < {*by_outcome(given, CheckOutcome.SKIP)}
     assert failed(check_env(AsyncFakeEnv, only=["make", "async_agrees"])) == []
     assert failed(check_env(lambda: FakeEnv(messages=True), only=["reset", "step", "tasks"])) == []
 
@@ -62,9 +62,9 @@ def test_assert_checks_lists_the_failures():
 def test_check_env_takes_an_id_and_a_choice_of_checks():
     results = check_env("frozenlake", only=["make", "tasks", "close_twice"])
     assert [(r.name, r.outcome) for r in results] == [
-        ("make", Outcome.PASS),
-        ("tasks", Outcome.PASS),
-        ("close_twice", Outcome.PASS),
+        ("make", CheckOutcome.PASS),
+        ("tasks", CheckOutcome.PASS),
+        ("close_twice", CheckOutcome.PASS),
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_check_that_needs_a_failed_one_is_skipped():
 
     changed = type("Changed", (FakeEnv,), {"step": chokes})
     results = check_env(changed, only=["reset", "step", "corpus"])
-    assert [r.outcome for r in results] == [Outcome.PASS, Outcome.FAIL, Outcome.SKIP]
+    assert [r.outcome for r in results] == [CheckOutcome.PASS, CheckOutcome.FAIL, CheckOutcome.SKIP]
     assert results[-1].reason == "not judged while step fails"
 
 
@@ -87,7 +87,7 @@ def test_check_env_skips_what_is_said_to_be_random():
     random_spec = replace(SPEC, deterministic=False)
     names = ["same_seed_same_episode", "interleaved_instances", "same_verdict_twice"]
     results = check_env(Dice, spec=random_spec, only=names)
-    assert by_outcome(results, Outcome.SKIP) == names
+    assert by_outcome(results, CheckOutcome.SKIP) == names
     assert failed(check_env(Dice, spec=SPEC, only=names)) == ["same_seed_same_episode"]
 
 
@@ -144,7 +144,7 @@ def test_check_mapper():
 def test_check_inference_engine():
     results = check_inference_engine(ScriptedEngine)
     assert_checks(results)
-    assert by_outcome(results, Outcome.SKIP) == ["score"]
+    assert by_outcome(results, CheckOutcome.SKIP) == ["score"]
 
     class Misjudges(ScriptedEngine):
         async def score(self, request):

@@ -5,7 +5,7 @@ from chat_templates import tokenizer_with
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.models.new import new_model, train_tokenizer
 from rollart_core.models.tokenizer import load_tokenizer
 

@@ -13,9 +13,9 @@ from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
+from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.rollout.text_conversation import TextConversation
-from rollart_core.train.demonstrations import demonstrations
+from rollart_core.training.demonstrations import demonstrations
 from rollart_core.types import FailureKind, Task, Ticket
 
 ENV = "tool_clerk:Adding"
@@ -51,7 +51,7 @@ def _run(engine, new_conversation, **options):
         envs = EnvPool(start, num_workers=1)
         await envs.start()
         try:
-            parts = EpisodeParts(
+            parts = EpisodeDependencies(
                 env=EnvRef(ENV, options),
                 envs=envs,
                 engine=engine,

@@ -4,12 +4,12 @@ import pytest
 from chat_templates import CHATML, TEXTS, write_tokenizer
 from tool_templates import HERMES
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError
 from rollart_core.models.new import train_tokenizer
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.run_envs import RunEnvs
-from rollart_core.testing import ScriptedEngine
+from rollart_testing import ScriptedEngine
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from small_models import (
 
 from rollart_algorithms.grpo import GRPO
 from rollart_core.errors import ConfigError, TrainingDiverged
-from rollart_core.train.native import native_ops
-from rollart_core.train.policy import Road, choose_road, make_policy
-from rollart_core.train.recompute import recompute_activations
-from rollart_core.train.trainer import Trainer, load_model
+from rollart_core.training.policy import Road, choose_attention, make_policy
+from rollart_core.training.recompute import recompute_activations
+from rollart_core.training.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
+from rollart_cpu.training.native import native_ops
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 OVERFLOWS = -1e9
@@ -114,7 +114,7 @@ def test_the_road_suits_the_model(
     architecture: str, changes: dict[str, object], road: Road, tmp_path: Path
 ) -> None:
     model = load_model(save_model(tmp_path, architecture, **changes))
-    chosen = choose_road(model, world_size=1, autocast=False)
+    chosen = choose_attention(model, world_size=1, autocast=False)
     assert chosen == road
     sample = make_sample(np.random.default_rng(0), 40)
     want = reference_logprobs(model, sample, 1.0)
@@ -134,7 +134,7 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number(
         model = load_model(path)
         if recompute:
             recompute_activations(model)
-        road = choose_road(model, world_size=1, autocast=False, recompute=True)
+        road = choose_attention(model, world_size=1, autocast=False, recompute=True)
         assert road == "packed"  # the tree road goes past the layers
         policy = make_policy(road, model, 1.0, autocast=False)
         num_bytes: list[int] = []

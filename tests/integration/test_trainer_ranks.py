@@ -14,11 +14,11 @@ from trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
-from rollart_core.config_beside import Beside
-from rollart_core.config_training import Critic
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.training import Critic
 from rollart_core.errors import ConfigError, TrainerLost
-from rollart_core.train.report import TrainStepReport
-from rollart_core.train.trainer import load_model
+from rollart_core.training.report import TrainStepReport
+from rollart_core.training.trainer import load_model
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_named_by_all_ranks_and_the_group_goes_on(tmp_pa
 @pytest.mark.parametrize("backbone", ["own", "shared"])
 def test_a_critic_on_two_ranks_learns_as_on_one_and_resumes(tmp_path: Path, backbone: str) -> None:
     model, saved = save_model(tmp_path / "model"), str(tmp_path / "saved")
-    beside = Beside(critic=Critic(backbone=backbone))
+    beside = AuxiliaryModels(critic=Critic(backbone=backbone))
 
     def values(report: TrainStepReport) -> list[float]:
         names = ("loss", "grad_norm", "value_loss", "return_mean")

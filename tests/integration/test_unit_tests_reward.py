@@ -12,13 +12,13 @@ import pytest
 from grading_attacks import attacks
 from sandbox_walls import no_bubblewrap, opened
 
-from rollart_core import registry
-from rollart_core.boxes.cases import CaseOutput, Cases, run_cases
 from rollart_core.errors import RewardFailure, SandboxFailure
-from rollart_core.testing import assert_checks, check_reward
+from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
 from rollart_rewards.hidden_tests import CaseTests, is_right, read_tests
 from rollart_rewards.unit_tests import UnitTests
+from rollart_sandboxes.judging.cases import CaseOutput, Cases, run_cases
+from rollart_testing import assert_checks, check_reward
 
 pytestmark = pytest.mark.timeout(600)
 ADDS = {"entry_point": "add", "test": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from lineage_run import ENV, NUM_TASKS, FakeEngines, FakeTrainer, episodes
 
-from rollart_core.config_load import validate
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.weights import Publication
-from rollart_core.engine.journal_reader import JournalReader
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import RunRecorder
-from rollart_core.engine.tasks import TaskSource
 from rollart_core.errors import TrainerLost
-from rollart_core.resolve import ResolvedRun, resolve_run
-from rollart_core.runtime.train_phase import TrainParts, TrainPhase
-from rollart_core.train.report import TrainStepReport
+from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource
+from rollart_core.store.journal_reader import JournalReader
+from rollart_core.store.recorder import RunRecorder
+from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group
 
 CONFIG = {
@@ -79,7 +79,7 @@ async def live(run: ResolvedRun, folder: Path, trainer: CountingTrainer) -> dict
     engines.version = state.policy_version if state else 0
     source = TaskSource(ENV, "train", NUM_TASKS, 0)
     played = episodes(engines, random.Random(0), 0.0)
-    phase = TrainPhase(run, TrainParts(recorder, trainer, engines, played, source))
+    phase = TrainPhase(run, TrainDependencies(recorder, trainer, engines, played, source))
     try:
         await phase.prepare(state)
         await phase.execute(state)
@@ -118,7 +118,7 @@ def test_a_schedule_over_stop_is_given_the_used_share_of_it(tmp_path: Path) -> N
 
 def test_the_used_share_is_of_batches_or_time_whichever_is_more() -> None:
     run = resolved(stop={"batches": 10, "wall_s": 1000})
-    phase = TrainPhase(run, TrainParts(None, None, None, None, None))  # type: ignore[arg-type]
+    phase = TrainPhase(run, TrainDependencies(None, None, None, None, None))  # type: ignore[arg-type]
     phase._seconds_left = lambda: 600.0  # type: ignore[method-assign]
     assert phase._used_share(2) == pytest.approx(0.4)
     assert phase._used_share(7) == pytest.approx(0.7)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from rollart_core.cli import main
-from rollart_core.engine.journal import Journal
-from rollart_core.engine.shards import read_shard
 from rollart_core.errors import UserError
+from rollart_core.store.journal import Journal
+from rollart_core.store.shards import read_shard
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
-from rollart_core.view.export import Filters, export
-from rollart_core.view.pictures import save
-from rollart_core.view.plot import plot, read_course, throughput
+from rollart_view.export import Filters, export
+from rollart_view.pictures import save
+from rollart_view.plot import plot, read_course, throughput
 
 CONFIG = {"mode": "async", "max_staleness": 1, "name": "test"}
 Command = Callable[..., tuple[int, str, str]]

@@ -16,22 +16,22 @@ from openai_server import OpenAIServer
 from safetensors.torch import load_file
 from support.pace import until
 
-from rollart_core import registry
-from rollart_core.boxes.owner import stamp
-from rollart_core.config_load import load_mapping
-from rollart_core.config_model import NewModel
+from rollart_core.config.load import load_mapping
+from rollart_core.config.model import NewModel
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.weights import Publication, WeightChannel
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import read_trajectories
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer
-from rollart_core.resolve import resolve_run
+from rollart_core.plugins import registry
 from rollart_core.runtime.launch import launch
-from rollart_core.testing.envs import FakeEnv
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import read_trajectories
 from rollart_plugins.engines.embedded import EmbeddedEngine
 from rollart_plugins.engines.vllm import VllmEngine
+from rollart_sandboxes.pool.owner import stamp
+from rollart_testing.envs import FakeEnv
 
 MAX_TOKENS = 256
 Tensors = list[tuple[str, torch.Tensor]]
@@ -339,7 +339,7 @@ def test_a_run_is_trained_on_what_the_server_samples(
         "max_staleness": 1,
         "model": model,
         "engine": {"id": "vllm", "base_url": server.url},
-        "env": {"id": "rollart_core.testing:AsyncFakeEnv", "turns": 2},
+        "env": {"id": "rollart_testing:AsyncFakeEnv", "turns": 2},
         "reward": "test_run:LetterReward",
         "trackers": [],
         "rollout": {

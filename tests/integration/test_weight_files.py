@@ -16,15 +16,15 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from rollart_core.boxes import owner
 from rollart_core.errors import EngineDied, InferenceFailure
-from rollart_core.testing import FakeWeightChannel
 from rollart_plugins.engines import sglang_weights
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_checks import ModelFacts, ServerFacts
 from rollart_plugins.engines.sglang_config import SGLangConfig
-from rollart_plugins.engines.sglang_weights import DiskRoad, new_road
+from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
 from rollart_plugins.engines.weight_files import new_room, write_model
+from rollart_sandboxes.pool import owner
+from rollart_testing import FakeWeightChannel
 
 WEIGHTS = [(f"t{i}", torch.full((8,), float(i))) for i in range(5)]
 NO_CLIENT: Any = None
@@ -78,12 +78,12 @@ def test_views_of_one_memory_are_written_as_what_they_are(tmp_path: Path) -> Non
     assert [found[name].tolist() for name in "abc"] == [*both.tolist(), both.T.tolist()]
 
 
-def disk_road(tmp_path: Path) -> DiskRoad:
+def disk_road(tmp_path: Path) -> DiskTransport:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors.index.json"):
         (model / name).write_text("{}")
-    return DiskRoad(NO_CLIENT, model, str(tmp_path / "weights"), 64)
+    return DiskTransport(NO_CLIENT, model, str(tmp_path / "weights"), 64)
 
 
 def test_a_version_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_nccl_is_taken_where_two_ranks_cannot_be_on_one_gpu(
 ) -> None:
     monkeypatch.setattr(sglang_weights.torch.cuda, "is_available", lambda: True)
     config = SGLangConfig(weight_road="distributed", **options)
-    road: Any = new_road(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
+    road: Any = new_transport(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
     assert road._backend == backend
 
 

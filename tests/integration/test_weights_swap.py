@@ -11,10 +11,10 @@ from test_engine_embedded import prompt, serve
 from weight_ends import CHANNELS, end
 
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.rollout.in_flight import RestartInFlight
-from rollart_core.testing import FakeWeightChannel
+from rollart_core.inference.in_flight import RestartInFlight
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_testing import FakeWeightChannel
 
 IDS = prompt(1, 20)
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollart_core import registry
-from rollart_core.config import Trainer as TrainerConfig
-from rollart_core.config_beside import ALONE, Beside
-from rollart_core.resolve import ResolvedPlugin
-from rollart_core.runtime.parts import ChannelArgs, ModelArgs
-from rollart_core.runtime.process import PartProcess
+from rollart_core.config.auxiliary_models import ALONE, AuxiliaryModels
+from rollart_core.config.resolve import ResolvedPlugin
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.plugins import registry
+from rollart_core.runtime.factories import ChannelArgs, ModelArgs
+from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.trainer_group import TrainerGroup
 
 SETTINGS = {"temperature": 1.0, "deterministic": False, "seed": 0}
@@ -34,7 +34,7 @@ async def trainer_ranks(
     algorithm: Mapping[str, object] | None = None,
     host: str | None = "127.0.0.1",
     plugin: str = "grpo",
-    beside: Beside = ALONE,
+    beside: AuxiliaryModels = ALONE,
     **changes: object,
 ):
     """Start a group on ``model``, and end it."""
@@ -43,7 +43,7 @@ async def trainer_ranks(
         resolved("weight_channels", "rollart/SharedMemory-v1"), str(folder / "weights")
     )
     group = TrainerGroup(
-        lambda rank: PartProcess(f"trainer-{rank}", log_path=folder / f"rank{rank}.log"),
+        lambda rank: WorkerProcess(f"trainer-{rank}", log_path=folder / f"rank{rank}.log"),
         num_ranks,
         {
             "config": TrainerConfig(**config),

@@ -14,7 +14,7 @@ from support import fork_server
 from support.pace import scaled
 
 from rollart_core.contracts.weights import WeightChannel
-from rollart_core.registry import build
+from rollart_core.plugins.registry import build
 
 LIMIT_S = scaled(60.0)
 """Ends a hang only."""

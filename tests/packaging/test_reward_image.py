@@ -19,9 +19,9 @@ from sandbox_walls import IMAGE, no_docker
 from support.pace import scaled, wait_until
 from support.ports import free_port
 
-from rollart_core import registry
 from rollart_core.contracts.reward import RewardRef, RewardRequest
 from rollart_core.errors import ConfigError
+from rollart_core.plugins import registry
 from rollart_plugins.serverless.http_backend import HttpBackend
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]

@@ -30,7 +30,7 @@ def command() -> tuple[str, ...]:
 
 def make_model(folder: Path, seed: int = 0) -> str:
     """A small Qwen3 and a tokenizer of little text."""
-    from rollart_core.config_model import NewModel
+    from rollart_core.config.model import NewModel
     from rollart_core.models.new import new_model
 
     texts = [

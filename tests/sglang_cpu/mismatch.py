@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollart_core.engine.observer import NobodyWatches
+from rollart_core.scheduling.observer import NobodyWatches
 
 
 class WeightKeeper(NobodyWatches):
@@ -57,7 +57,7 @@ class Mismatch:
 
 def measure(run_dir: Path, weights: Path, scratch: Path, temperature: float = 1.0) -> Mismatch:
     """Score every trajectory of a finished run again."""
-    from rollart_core.engine.journal_reader import read_trajectories
+    from rollart_core.store.journal_reader import read_trajectories
 
     rows = defaultdict(list)
     found = Mismatch()
@@ -91,8 +91,8 @@ def _policy(model: Path, weights: Path, version: int, scratch: Path, temperature
     from safetensors.torch import save_file
 
     from rollart_algorithms.grpo import GRPO
-    from rollart_core.config import Trainer as TrainerConfig
-    from rollart_core.train.trainer import Trainer
+    from rollart_core.config.run import Trainer as TrainerConfig
+    from rollart_core.training.trainer import Trainer
     from rollart_plugins.weights.disk import DiskChannel
 
     shutil.rmtree(scratch, ignore_errors=True)

@@ -15,15 +15,15 @@ from cpu_servers import command
 from mismatch import WeightKeeper, measure
 from support.pace import scaled
 
-from rollart_core.config_load import load_config
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
-from rollart_core.engine.audit import audit
-from rollart_core.engine.journal_reader import JournalReader, read_trajectories
 from rollart_core.errors import ConfigError
-from rollart_core.resolve import resolve_run
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.remote import RemoteEngine
+from rollart_core.store.audit import audit
+from rollart_core.store.journal_reader import JournalReader, read_trajectories
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 

@@ -51,10 +51,10 @@ PRELOADED: Final = (
     "rollart_core.models.new",
     "rollart_core.runtime.inline",
     "rollart_core.runtime.launch",
-    "rollart_core.runtime.parts",
-    "rollart_core.testing",
-    "rollart_core.train.process_group",
-    "rollart_core.train.trainer",
+    "rollart_core.runtime.factories",
+    "rollart_testing",
+    "rollart_core.training.process_group",
+    "rollart_core.training.trainer",
     "rollart_algorithms.plugin",
     "rollart_algorithms.ppo",
     "rollart_envs.plugin",
@@ -609,7 +609,7 @@ def start_program(
 
 
 def in_forked_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
-    """Do what ``rollart_core.bench.sides.in_fresh_process`` does, in a forked process.
+    """Do what ``rollart_bench.sides.in_fresh_process`` does, in a forked process.
 
     Args:
         function: ``"module:function"``; it takes one mapping and returns one, both plain JSON.
@@ -628,7 +628,7 @@ def in_forked_process(function: str, argument: Mapping[str, object]) -> dict[str
 
 def call_side() -> None:
     """Be the program of one side of a benchmark."""
-    from rollart_core.bench import sides
+    from rollart_bench import sides
 
     sides._main(*sys.argv[1:])
 

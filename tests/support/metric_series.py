@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rollart_core.engine.events import StopRun
-from rollart_core.engine.journal import Journal
+from rollart_core.scheduling.events import StopRun
+from rollart_core.store.journal import Journal
 from rollart_core.training.history import History, Series
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -56,7 +56,7 @@ CRASHES: Final = frozenset(
         "ray.exceptions.ActorDiedError",
         "ray.exceptions.WorkerCrashedError",
         "rollart_core.errors.EngineDied",
-        "rollart_core.errors.PartDied",
+        "rollart_core.errors.WorkerDied",
     }
 )
 SAYS_SO: Final = re.compile(
@@ -87,7 +87,7 @@ SAYS_SO: Final = re.compile(
 )
 """What messages of availability say, where the type of the exception says nothing or too much."""
 _OF_PYTEST_TIMEOUT: Final = "Timeout (>"
-_DOCKER_REFUSES: Final = "rollart_plugins.sandboxes.engine.EngineError"
+_DOCKER_REFUSES: Final = "rollart_sandboxes.engine.EngineError"
 
 
 def may_retry(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core import plugins
+from rollart_core.plugins import manager as plugins
 
 HERE = Path(__file__).parent
 HEAVY = frozenset({"torch", "transformers", "hypothesis", "ray"})

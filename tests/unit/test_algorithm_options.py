@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollart_algorithms import config
-from rollart_core.manifest import read_manifest
+from rollart_core.plugins.manifest import read_manifest
 
 SPECS = read_manifest("rollart_algorithms").specs["algorithms"]
 

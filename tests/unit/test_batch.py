@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rollart_core.train import batch, tree
+from rollart_core.training import batch
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
+from rollart_cpu.training import tree
 
 
 def sample(tokens: list[int], mask: list[int] | None = None) -> Sample:
@@ -23,7 +24,7 @@ def group(name: str, members: list[list[int]]) -> Group:
     return Group(name, task, tuple(trajectories), len(members))
 
 
-def rows_of(groups: list[Group], values: list[float]) -> list[batch.Row]:
+def rows_of(groups: list[Group], values: list[float]) -> list[batch.BatchRow]:
     samples = [s for g in groups for s in g.samples]
     advantages = [
         np.full(s.num_tokens, v, np.float32) for s, v in zip(samples, values, strict=True)

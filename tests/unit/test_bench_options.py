@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.bench import skip
-from rollart_core.bench.options import Options
-from rollart_core.bench.rows import result, row
-from rollart_core.bench.skip import BenchSkipped, require
+from rollart_bench import skip
+from rollart_bench.options import Options
+from rollart_bench.rows import result, row
+from rollart_bench.skip import BenchSkipped, require
 from rollart_core.cli.options import as_options
 from rollart_core.errors import UserError
 

@@ -5,10 +5,10 @@ import ipaddress
 import pytest
 
 from rollart_core.errors import ConfigError
-from rollart_core.isolation import describe
-from rollart_core.isolation.config import Isolation
-from rollart_plugins.sandboxes import network
-from rollart_plugins.sandboxes.config import BubblewrapConfig
+from rollart_sandboxes import network
+from rollart_sandboxes.config import BubblewrapConfig
+from rollart_sandboxes.isolation import describe
+from rollart_sandboxes.isolation.config import Isolation
 
 
 @pytest.mark.parametrize(

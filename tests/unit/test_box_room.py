@@ -5,25 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.boxes import machine
-from rollart_core.boxes.ledger import BoxRecord
-from rollart_core.boxes.machine import Machine
-from rollart_core.boxes.room import BUSY_WAIT_S, SETTLE_S, Needs, room
+from rollart_sandboxes.pool import machine
+from rollart_sandboxes.pool.admission_policy import BUSY_WAIT_S, SETTLE_S, SandboxNeeds, decide
+from rollart_sandboxes.pool.live import SandboxRecord
+from rollart_sandboxes.pool.machine import Machine
 
 MIB = 1 << 20
 GIB = 1 << 30
-NEEDS = Needs(reserve_bytes=256 * MIB, max_boxes=8, concurrent_starts=2)
+NEEDS = SandboxNeeds(reserve_bytes=256 * MIB, max_boxes=8, concurrent_starts=2)
 HERE = Machine(8 * GIB, 4 * GIB, num_cpus=2, num_running=1)
 NOW = 1000.0
 
 
-def box(**facts: object) -> BoxRecord:
+def box(**facts: object) -> SandboxRecord:
     told = {"name": "a", "sandbox": "w", "owner": "1:1", "opened_at": 900.0, "ready_at": 900.0}
-    return BoxRecord(**{**told, "reserve_bytes": 256 * MIB, **facts})
+    return SandboxRecord(**{**told, "reserve_bytes": 256 * MIB, **facts})
 
 
-def obstacle(*boxes: BoxRecord, here: Machine = HERE, needs: Needs = NEEDS, waited_s=0.0) -> str:
-    return room(needs, here, boxes, NOW).obstacle(waited_s)
+def obstacle(
+    *boxes: SandboxRecord, here: Machine = HERE, needs: SandboxNeeds = NEEDS, waited_s=0.0
+) -> str:
+    return decide(needs, here, boxes, NOW).obstacle(waited_s)
 
 
 def test_an_empty_machine_has_room() -> None:
@@ -49,11 +51,11 @@ def test_what_a_box_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     used.write_text(f"{200 * MIB}\n")
     assert obstacle(grows, here=tight) == ""
     used.write_text(f"{2000 * MIB}\n")
-    assert room(NEEDS, HERE, [grows], NOW).held_bytes == 0
+    assert decide(NEEDS, HERE, [grows], NOW).held_bytes == 0
 
 
 def test_a_gigabyte_at_most_stays_free() -> None:
-    assert room(NEEDS, Machine(64 * GIB, 64 * GIB, 8, 0), [], NOW).kept_bytes == GIB
+    assert decide(NEEDS, Machine(64 * GIB, 64 * GIB, 8, 0), [], NOW).kept_bytes == GIB
 
 
 def test_so_many_boxes_and_starts() -> None:
@@ -71,8 +73,8 @@ def test_a_busy_machine_delays_a_box_and_does_not_refuse_it() -> None:
 
 def test_what_never_fits() -> None:
     big = replace(NEEDS, reserve_bytes=int(7.5 * GIB))
-    assert room(big, HERE, [], NOW).never_fits
-    assert not room(NEEDS, replace(HERE, available_bytes=0), [], NOW).never_fits
+    assert decide(big, HERE, [], NOW).never_fits
+    assert not decide(NEEDS, replace(HERE, available_bytes=0), [], NOW).never_fits
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollart_core.engine.buffer import Buffer
+from rollart_core.scheduling.buffer import Buffer
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory
 
 TASK = Task("fake/Env-v0", "train", 3, 7)

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.check.catalogue import AGENTS, PACKAGE, PARTS, STATIC, checked_only, checks_of
-from rollart_core.check.environment import FRESH, OFFLINE
-from rollart_core.check.parts import PART_CHECKS, check_part
-from rollart_core.check.report import Report, Result
-from rollart_core.check.static import CHECKS as STATIC_CHECKS
-from rollart_core.check.static import MAX_IMPORT_S
-from rollart_core.check.target import open_target
-from rollart_core.check.transcript import parting
 from rollart_core.errors import UserError
-from rollart_core.testing import Outcome
-from rollart_core.testing.env_checks import CHECKS, NEEDS
-from rollart_core.testing.runtime_checks import NUM_INSTANCES
-from rollart_core.testing.semantic_checks import (
+from rollart_testing import CheckOutcome
+from rollart_testing.check.catalogue import AGENTS, PACKAGE, PARTS, STATIC, checked_only, checks_of
+from rollart_testing.check.environment import FRESH, OFFLINE
+from rollart_testing.check.plugin_kinds import PART_CHECKS, check_part
+from rollart_testing.check.report import Report, Result
+from rollart_testing.check.static import CHECKS as STATIC_CHECKS
+from rollart_testing.check.static import MAX_IMPORT_S
+from rollart_testing.check.target import open_target
+from rollart_testing.check.transcript import parting
+from rollart_testing.env_checks import CHECKS, NEEDS
+from rollart_testing.runtime_checks import NUM_INSTANCES
+from rollart_testing.semantic_checks import (
     FLOOR_SLACK,
     MIN_SECRET_CHARS,
     NUM_RANDOM,
     RANDOM_SHARE,
 )
 
-PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP
+PASS, FAIL, SKIP = CheckOutcome.PASS, CheckOutcome.FAIL, CheckOutcome.SKIP
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_part_that_ends_the_process_fails_with_its_reason(
     assert made.reason == "SystemExit: no licence"
 
 
-def report(*outcomes: tuple[str, Outcome]) -> Report:
+def report(*outcomes: tuple[str, CheckOutcome]) -> Report:
     return Report("x", "1", [Result(of, "runtime", "make", outcome) for of, outcome in outcomes])
 
 

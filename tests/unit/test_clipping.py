@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.config import Trainer
+from rollart_core.config.run import Trainer
 from rollart_core.training.clipping import Clipping, make_clipping
 
 

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from rollart_core.config_load import load_config
-from rollart_core.engine.estimates import (
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
+from rollart_core.errors import ConfigError
+from rollart_core.evals.cells import cell_of
+from rollart_core.evals.episodes import episode_of
+from rollart_core.runtime.report import score_gain
+from rollart_core.runtime.run_envs import RunEnvs
+from rollart_core.scheduling.evaluate import summarise
+from rollart_core.store.estimates import (
     Z_95,
     Estimate,
     clustered_mean,
@@ -20,13 +27,6 @@ from rollart_core.engine.estimates import (
     t_95,
     wilson_interval,
 )
-from rollart_core.engine.evaluate import summarise
-from rollart_core.errors import ConfigError
-from rollart_core.evals.cells import cell_of
-from rollart_core.evals.episodes import episode_of
-from rollart_core.resolve import resolve_run
-from rollart_core.runtime.report import score_gain
-from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.types import Task, Ticket, Trajectory
 from rollart_envs.webshop.env import WebShopEnv
 

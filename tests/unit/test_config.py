@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.config import AsyncRun, RunConfig, SyncRun
-from rollart_core.config_load import dump_yaml, load_config, read_yaml
-from rollart_core.config_model import ModelPath, NewModel
+from rollart_core.config.load import dump_yaml, load_config, read_yaml
+from rollart_core.config.model import ModelPath, NewModel
+from rollart_core.config.run import AsyncRun, RunConfig, SyncRun
 from rollart_core.errors import ConfigError
 
 BASE = "env: webshop\nmodel: {kind: new}\nstop: {batches: 2}\n"

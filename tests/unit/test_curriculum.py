@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from rollart_core.config_training import Curriculum
-from rollart_core.engine import curriculum as module
-from rollart_core.engine.curriculum import CurriculumTasks
-from rollart_core.engine.task_mix import TaskMix, WeightedSource
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.config.training import Curriculum
 from rollart_core.errors import ConfigError
+from rollart_core.scheduling import curriculum as module
+from rollart_core.scheduling.curriculum import CurriculumTasks
+from rollart_core.scheduling.task_mix import TaskMix, WeightedSource
+from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.types import Group, Task, Ticket, Trajectory
 
 

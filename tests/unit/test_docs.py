@@ -7,9 +7,9 @@ import inspect
 import re
 from pathlib import Path
 
-from rollart_core import hookspecs
 from rollart_core.cli import COMMANDS
-from rollart_core.plugins import plugins
+from rollart_core.plugins import hookspecs
+from rollart_core.plugins.manager import plugins
 
 NAMED = re.compile(r"`((?:\w+/)+\w+\.py): ([\w.]+)`")
 

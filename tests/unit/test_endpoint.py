@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollart_core.endpoint.client import Server
-from rollart_core.endpoint.faults import fault
-from rollart_core.endpoint.waits import LONGEST_WAIT_S, asked_wait_s, backoff_s
+from rollart_core.inference.endpoint.client import EndpointServer
+from rollart_core.inference.endpoint.errors import fault
+from rollart_core.inference.endpoint.retry_after import LONGEST_WAIT_S, backoff_s, requested_wait_s
 
 NOON_S = 1_700_000_000.0
 
@@ -25,7 +25,7 @@ NOON_S = 1_700_000_000.0
     ],
 )
 def test_a_server_says_how_long_in_several_ways(headers, wanted):
-    assert asked_wait_s(headers, now_s=NOON_S) == wanted
+    assert requested_wait_s(headers, now_s=NOON_S) == wanted
 
 
 def test_without_advice_waits_grow_to_a_limit_and_are_spread():
@@ -62,10 +62,10 @@ def test_errors_of_all_shapes_have_a_kind(status, body, kind, again):
 def test_a_key_that_comes_back_is_not_shown():
     error = fault(401, b'{"error": {"message": "bad key sk-1"}}', where="u", secret="sk-1")
     assert str(error) == "u answers 401: bad key ***"
-    assert "sk-1" not in repr(Server("http://h/v1", api_key="sk-1"))
+    assert "sk-1" not in repr(EndpointServer("http://h/v1", api_key="sk-1"))
 
 
 def test_paths_lie_below_the_url_or_beside_it():
-    server = Server("https://h:8000/api/v1/")
+    server = EndpointServer("https://h:8000/api/v1/")
     assert server.url("chat/completions") == "https://h:8000/api/v1/chat/completions"
     assert server.url("/tokenize") == "https://h:8000/tokenize"

@@ -9,17 +9,17 @@ from support.clock import run_virtual
 
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.runtime.engine_set import EngineSet
-from rollart_core.testing import ScriptedEngine
+from rollart_testing import ScriptedEngine
 
 
-class Rooms:
+class Reservations:
     def __init__(self) -> None:
         self.freed: list[int] = []
 
-    async def make_room(self, role: str, index: int, pool: str | None) -> None:
+    async def reserve(self, role: str, index: int, pool: str | None) -> None:
         raise AssertionError("none is to join")
 
-    async def free_room(self, role: str, index: int) -> None:
+    async def release_reservation(self, role: str, index: int) -> None:
         self.freed.append(index)
 
 
@@ -32,7 +32,7 @@ def left(pools: Sequence[str], count: int) -> list[str]:
         return engine
 
     async def scale() -> list[str]:
-        engines = EngineSet(new_engine, Rooms(), load_limit_s=60.0)
+        engines = EngineSet(new_engine, Reservations(), load_limit_s=60.0)
         await engines.start(len(pools))
         try:
             await engines.resize(count)
@@ -55,7 +55,7 @@ def test_of_one_class_and_of_last_ones_the_newest_leaves() -> None:
 
 def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() -> None:
     made: list[ScriptedEngine] = []
-    rooms = Rooms()
+    rooms = Reservations()
 
     def new_engine(index: int) -> ScriptedEngine:
         made.append(ScriptedEngine(latency_s=60.0))
@@ -99,7 +99,7 @@ def test_an_engine_whose_end_is_cut_off_is_ended_with_the_others() -> None:
         return made[-1]
 
     async def scale() -> None:
-        engines = EngineSet(new_engine, Rooms(), load_limit_s=60.0)
+        engines = EngineSet(new_engine, Reservations(), load_limit_s=60.0)
         await engines.start(2)
         scaling = asyncio.ensure_future(engines.resize(1))
         await begun.wait()

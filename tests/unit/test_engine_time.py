@@ -8,9 +8,9 @@ from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import InferenceFailure
-from rollart_core.plan.engine_time import EngineTime
-from rollart_core.plan.roofline import decode_bounds, prefill_bounds, turn_time
-from rollart_core.testing.modelled import ModelledEngine
+from rollart_planner.engine_time import EngineTime
+from rollart_planner.roofline import decode_bounds, prefill_bounds, turn_time
+from rollart_testing.modelled_engine import ModelledEngine
 
 # Weights are read in 1 s, whatever is decoded; a prompt's token takes 0.01 s.
 MODEL = ModelShape(500, 1, 0, 0, 1)

@@ -10,15 +10,15 @@ import pytest
 from support.clock import pass_s
 from support.pace import scaled
 
-from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PartDied, WorkerLost
+from rollart_core.errors import DeadlineFailure, EnvironmentFailure, WorkerDied, WorkerLost
 from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES, observed, return_problem
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.testing.envs import FakeEnv
 from rollart_core.types import Task, Ticket
+from rollart_testing.envs import FakeEnv
 
-FAKE = "rollart_core.testing.envs:FakeEnv"
+FAKE = "rollart_testing.envs:FakeEnv"
 TICKET = Ticket("g0.0", Task(FAKE, "train", 3, 7), "g0", 0)
 
 
@@ -286,7 +286,7 @@ class Dead:
 
     async def call(self, method: str, *args: object, **kwargs: object) -> object:
         self.alive = False
-        raise PartDied("the env process is gone (signal SIGKILL)")
+        raise WorkerDied("the env process is gone (signal SIGKILL)")
 
     async def close(self) -> None:
         self.alive = False
@@ -372,12 +372,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again_and_then_says_why(monkey
                 tries.append("first")
                 return worker
             tries.append("again")
-            raise PartDied("no memory")
+            raise WorkerDied("no memory")
 
         pool = EnvPool(start, num_workers=1)
         await pool.start()
         worker.alive = False
-        with pytest.raises(PartDied, match="no memory"):
+        with pytest.raises(WorkerDied, match="no memory"):
             async with pool.episode("e", PhaseTimeouts(60, 60)):
                 pass
         assert tries == ["first", *["again"] * 3]
@@ -395,11 +395,11 @@ def test_one_worker_that_does_not_start_leaves_none_of_the_others_behind():
             worker = next(upcoming)
             await asyncio.sleep(0)
             if worker is None:
-                raise PartDied("no memory")
+                raise WorkerDied("no memory")
             return worker
 
         pool = EnvPool(start, num_workers=3)
-        with pytest.raises(PartDied, match="no memory"):
+        with pytest.raises(WorkerDied, match="no memory"):
             await pool.start()
         await pool.close()
         assert [worker.alive for worker in workers] == [False, False]
@@ -412,7 +412,7 @@ def test_a_pool_that_is_closed_says_so():
         probe = PoolProbe()
         await probe.pool.start()
         await probe.pool.close()
-        with pytest.raises(PartDied, match="closed"):
+        with pytest.raises(WorkerDied, match="closed"):
             await probe.pool.call("num_hung")
         assert len(probe.workers) == 1
 
@@ -437,7 +437,7 @@ def test_who_waits_for_a_worker_when_the_pool_is_closed_hears_of_it():
         waiting = asyncio.create_task(pool.call("num_hung"))
         await starting.wait()
         await pool.close()
-        with pytest.raises(PartDied, match="closed"):
+        with pytest.raises(WorkerDied, match="closed"):
             await waiting
 
     asyncio.run(main())

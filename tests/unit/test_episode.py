@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import RewardFailure
@@ -13,11 +13,11 @@ from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.episode import EpisodeLimits, EpisodeParts, run_episode
-from rollart_core.testing.envs import FakeEnv
+from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.types import FailureKind, Task, Ticket, TokenSpan
+from rollart_testing.envs import FakeEnv
 
-FAKE = "rollart_core.testing.envs:FakeEnv"
+FAKE = "rollart_testing.envs:FakeEnv"
 TICKET = Ticket("g0.0", Task(FAKE, "train", 3, 7), "g0", 0)
 
 
@@ -70,7 +70,7 @@ def make_parts(tokenizer, engine, *, score=env_return, **limits: object) -> tupl
         episode_s=60,
     )
     context = limits.pop("max_context_tokens", 512)
-    return pool, EpisodeParts(
+    return pool, EpisodeDependencies(
         env=EnvRef(FAKE, options),
         envs=pool,
         engine=engine,

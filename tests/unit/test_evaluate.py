@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rollart_core.engine.evaluate import summarise
+from rollart_core.scheduling.evaluate import summarise
 from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory
 
 

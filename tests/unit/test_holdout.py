@@ -5,9 +5,9 @@ from itertools import islice
 
 import pytest
 
-from rollart_core.engine.holdout import hold_out
-from rollart_core.engine.tasks import TaskSource, held_out_tasks
 from rollart_core.errors import ConfigError
+from rollart_core.scheduling.holdout import hold_out
+from rollart_core.scheduling.tasks import TaskSource, held_out_tasks
 
 ENV = "fake/Env-v0"
 

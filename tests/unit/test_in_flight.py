@@ -3,8 +3,8 @@
 import asyncio
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
-from rollart_core.rollout.in_flight import RestartInFlight
-from rollart_core.testing import ScriptedEngine
+from rollart_core.inference.in_flight import RestartInFlight
+from rollart_testing import ScriptedEngine
 
 
 def serve(work, **options):

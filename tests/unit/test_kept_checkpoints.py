@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from rollart_core.config import RunConfig
-from rollart_core.config_load import validate
-from rollart_core.engine.checkpoints import Checkpoints
-from rollart_core.engine.estimates import wilson
-from rollart_core.engine.evaluate import EvaluationResult
-from rollart_core.engine.observer import NobodyWatches
-from rollart_core.engine.recorder import CheckpointPlan, RunRecorder
-from rollart_core.engine.run_dir import RunState, checkpoint_folder
-from rollart_core.engine.tasks import TaskSource, TaskSourceState
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import resolve_run
+from rollart_core.config.run import RunConfig
 from rollart_core.errors import ConfigError, TrainerLost
-from rollart_core.resolve import resolve_run
-from rollart_core.runtime.trained_model import ModelParts, TrainedModel
-from rollart_core.runtime.validator import Validator, ValidatorParts
+from rollart_core.runtime.trained_model import ModelDependencies, TrainedModel
+from rollart_core.runtime.validator import Validator, ValidatorDependencies
+from rollart_core.scheduling.evaluate import EvaluationResult
+from rollart_core.scheduling.observer import NobodyWatches
+from rollart_core.scheduling.tasks import TaskSource, TaskSourceState
+from rollart_core.store.checkpoints import Checkpoints
+from rollart_core.store.estimates import wilson
+from rollart_core.store.recorder import CheckpointPlan, RunRecorder
+from rollart_core.store.run_dir import RunState, checkpoint_folder
 from rollart_core.types import Task, Ticket, Trajectory
 
 
@@ -81,7 +81,7 @@ class Trainer:
 
 def config(**changes: Any) -> RunConfig:
     mapping = {
-        "env": "rollart_core.testing:FakeEnv",
+        "env": "rollart_testing:FakeEnv",
         "model": {"kind": "new"},
         "trackers": [],
         "stop": {"batches": 2},
@@ -109,7 +109,9 @@ class Run:
         self.recorder.plan(CheckpointPlan(self.trainer.call, source))
         self.score = 0.0
         tasks = [Task("env", "warm", i, i) for i in range(2)]
-        self.validator = Validator(self.config, ValidatorParts(self.recorder, tasks, self.attempt))
+        self.validator = Validator(
+            self.config, ValidatorDependencies(self.recorder, tasks, self.attempt)
+        )
 
     async def attempt(self, version: int, ticket: Ticket) -> Trajectory:
         return Trajectory(ticket, "finished", reward=self.score, score=self.score)
@@ -124,7 +126,7 @@ class Run:
 
     async def model(self) -> TrainedModel:
         self.trainer.log.clear()
-        parts = ModelParts(self.recorder, self.trainer, self.trainer, self.said.append)
+        parts = ModelDependencies(self.recorder, self.trainer, self.trainer, self.said.append)
         found = TrainedModel(self.config, parts)
         await found.settle()
         await found.export("model")
@@ -217,7 +219,7 @@ def test_a_validation_that_is_cancelled_counts_for_nothing_and_is_the_last(tmp_p
             raise AssertionError
 
         tasks = [Task("env", "warm", 0, 0)]
-        run.validator = Validator(run.config, ValidatorParts(run.recorder, tasks, hangs))
+        run.validator = Validator(run.config, ValidatorDependencies(run.recorder, tasks, hangs))
         validating = asyncio.ensure_future(run.validator.validate(1))
         await began.wait()
         run.validator.cancel()

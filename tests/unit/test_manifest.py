@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core import manifest, plugins
-from rollart_core.check.target import open_target
 from rollart_core.contracts.env import EnvSpec, Resources, Timeouts
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.errors import PluginError, UserError
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import manifest
+from rollart_testing.check.target import open_target
 
 MAZE = """
 contract_version: 2
@@ -176,8 +177,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     folder.joinpath("__init__.py").touch()
     folder.joinpath("plugin.py").write_text(
-        "from rollart_core.hookspecs import hookimpl\n"
-        "from rollart_core.manifest import specs\n"
+        "from rollart_core.plugins.hookspecs import hookimpl\n"
+        "from rollart_core.plugins.manifest import specs\n"
         "@hookimpl\n"
         "def rollart_environments():\n"
         "    return specs(__package__, 'environments')\n"

@@ -2,7 +2,7 @@ import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Pool
-from rollart_plugins.hardware.colocate import ColocateMapper
+from rollart_planner.mappers.colocate import ColocateMapper
 
 
 def test_everything_goes_to_the_first_pool_with_a_device():

@@ -5,12 +5,12 @@ import pytest
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Pool
 from rollart_core.errors import ConfigError
-from rollart_core.registry import build
-from rollart_plugins.hardware.affinity import AffinityMapper
-from rollart_plugins.hardware.colocate import ColocateMapper
-from rollart_plugins.hardware.cost import CostMapper
-from rollart_plugins.hardware.random import RandomMapper
-from rollart_plugins.hardware.static import StaticMapper
+from rollart_core.plugins.registry import build
+from rollart_planner.mappers.affinity import AffinityMapper
+from rollart_planner.mappers.colocate import ColocateMapper
+from rollart_planner.mappers.cost import CostMapper
+from rollart_planner.mappers.random import RandomMapper
+from rollart_planner.mappers.static import StaticMapper
 
 ENVS = {"a/A-v1": Workload(), "b/B-v1": Workload()}
 POOLS = [Pool("big", "H100", 8), Pool("wide", "H20", 8), Pool("cpus", "cpu", 64)]

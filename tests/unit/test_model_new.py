@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rollart_core.config_model import NewModel
+from rollart_core.config.model import NewModel
 from rollart_core.errors import ConfigError
 from rollart_core.models.new import new_model, random_weights, train_tokenizer
 from rollart_core.models.tokenizer import load_tokenizer

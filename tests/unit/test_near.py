@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollart_core.errors import did_you_mean
-from rollart_core.near import no_run, no_such_file
+from rollart_core.suggestions import no_run, no_such_file
 
 
 def _made(folder: Path, *files: str) -> None:

@@ -3,16 +3,16 @@
 import asyncio
 import random
 
-from rollart_core.engine.events import (
+from rollart_core.scheduling.events import (
     EpisodeFinished,
     PlacesLent,
     RunStarted,
     SchedulePolicy,
     StartEpisode,
 )
-from rollart_core.engine.places import LentPlaces
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.tasks import TaskSource
+from rollart_core.scheduling.validation_slots import LentPlaces
 
 
 def scheduler(most: int) -> Scheduler:

@@ -4,7 +4,7 @@ import pytest
 
 from rollart_core.contracts.hardware import Pool
 from rollart_core.errors import ConfigError
-from rollart_core.plan.cluster import filled, load_cluster
+from rollart_planner.cluster import filled, load_cluster
 
 
 def write(tmp_path, text):

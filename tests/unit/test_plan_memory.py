@@ -6,7 +6,7 @@ import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
-from rollart_core.plan.memory import (
+from rollart_planner.memory import (
     TrainingNumbers,
     engine_verdict,
     machine_verdict,

@@ -5,10 +5,10 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.config_model import ModelPath, NewModel
-from rollart_core.config_shape import Shape
+from rollart_core.config.model import ModelPath, NewModel
+from rollart_core.config.model_shape import Shape
 from rollart_core.errors import ConfigError
-from rollart_core.plan.shape import of_config, shape_of
+from rollart_planner.shape import of_config, shape_of
 
 QWEN_7B = {
     "hidden_size": 3584,

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 import rollart_core
-from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API, plugins, registry
+from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardBackendSpec
 from rollart_core.errors import PluginError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.plugin_api import PluginApiWarning, version_fault
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.api_version import PluginApiWarning, version_fault
+from rollart_core.plugins.hookspecs import hookimpl
 
 HERE = "test_plugin_api"
 
@@ -80,7 +82,7 @@ def test_a_version_that_is_not_spoken_breaks_the_plugin_and_says_why(
 def test_a_version_that_is_no_longer_spoken_says_how_to_mend_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rollart_core.plugin_api.OLDEST_PLUGIN_API", 2)
+    monkeypatch.setattr("rollart_core.plugins.api_version.OLDEST_PLUGIN_API", 2)
     assert "this RollArt speaks 2: install a newer version of the plugin" in str(version_fault(1))
 
 
@@ -150,7 +152,7 @@ def test_code_that_nobody_registers_is_of_today() -> None:
 
 
 def test_a_manifest_for_a_newer_version_is_told_like_a_hook() -> None:
-    from rollart_core.manifest import parse_manifest
+    from rollart_core.plugins.manifest import parse_manifest
 
     with pytest.raises(PluginError, match=r"contract version 3, this RollArt speaks 1 and 2: upg"):
         parse_manifest("contract_version: 3\nlicence: MIT\nportals: []\n", "here")

@@ -11,8 +11,8 @@ from contextlib import contextmanager, redirect_stdout
 import pytest
 from support.pace import scaled
 
-from rollart_core import plugins
-from rollart_core.plugin_output import output_of_plugins
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.output import output_of_plugins
 
 LIMIT_S = scaled(30)
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core import PLUGIN_API, plugins
+from rollart_core import PLUGIN_API
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.contracts.spec import CommandSpec
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
 
 
 def bringing(*specs: object, kind: str = "environments") -> object:
@@ -68,7 +69,7 @@ def test_the_built_ins_come_through_the_entry_points_with_their_version() -> Non
 
 def test_a_plugin_is_attributed_to_its_distribution(installed) -> None:
     source = (
-        "from rollart_core.hookspecs import hookimpl\n"
+        "from rollart_core.plugins.hookspecs import hookimpl\n"
         "from rollart_core.contracts.env import EnvSpec\n"
         "@hookimpl\n"
         "def rollart_environments():\n"
@@ -113,7 +114,7 @@ def test_what_a_plugin_prints_when_it_is_loaded_is_not_on_stdout(
     installed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = (
-        "from rollart_core.hookspecs import hookimpl\n"
+        "from rollart_core.plugins.hookspecs import hookimpl\n"
         "print('hello from the import')\n"
         "@hookimpl\n"
         "def rollart_environments():\n"
@@ -251,7 +252,7 @@ def test_an_entry_point_that_names_none_breaks_its_plugin_alone(installed) -> No
 
 
 OBSERVER = """
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins.hookspecs import hookimpl
 heard = []
 @hookimpl
 def rollart_run_started(run_dir):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollart_core.errors import ConfigError
-from rollart_core.train import process_group
+from rollart_core.training import process_group
 
 
 class Met:

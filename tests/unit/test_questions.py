@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rollart_core import registry
 from rollart_core.errors import ConfigError, UserError
+from rollart_core.plugins import registry
 from rollart_envs.questions.env import sums
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.runtime import ray_local
+from rollart_ray import local as ray_local
 
 
 def test_the_folder_and_the_token_are_this_persons_alone() -> None:

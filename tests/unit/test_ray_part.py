@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollart_core.errors import PartDied
-from rollart_core.runtime.ray_actor import ActorSettings, PartActor
-from rollart_core.runtime.ray_part import Berth, RayPart
+from rollart_core.errors import WorkerDied
+from rollart_ray.actor import ActorSettings, WorkerActor
+from rollart_ray.worker import RayWorker, Reservation
 
 
 class _Method:
@@ -30,7 +30,7 @@ class _Handle:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.is_gone = False
-        self._actor = PartActor(ActorSettings())
+        self._actor = WorkerActor(ActorSettings())
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, getattr(self._actor, name))
@@ -54,7 +54,7 @@ class _Cluster:
         try:
             await asyncio.wait([answer, died], return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise PartDied("its node is gone")
+                raise WorkerDied("its node is gone")
             return answer.result()
         finally:
             answer.cancel()
@@ -91,13 +91,13 @@ class Echo:
         return lambda: None
 
 
-async def _started() -> tuple[RayPart, _Cluster]:
+async def _started() -> tuple[RayWorker, _Cluster]:
     cluster: Any = _Cluster()
 
-    async def berth() -> Berth:
-        return Berth(None, None, 0)  # type: ignore[arg-type]
+    async def berth() -> Reservation:
+        return Reservation(None, None, 0)  # type: ignore[arg-type]
 
-    part = RayPart("engine 0", cluster, berth, ActorSettings())
+    part = RayWorker("engine 0", cluster, berth, ActorSettings())
     await part.start(f"{__name__}:Echo")
     assert part.pid == os.getpid()
     cluster.handle.sent.clear()
@@ -165,7 +165,7 @@ def test_all_callers_hear_when_ray_is_gone_from_this_process():
         await asyncio.sleep(0)
         cluster.handle.is_gone = True
         for call in (part.call("say", 1), waiting):
-            with pytest.raises(PartDied, match="Ray was shut down"):
+            with pytest.raises(WorkerDied, match="Ray was shut down"):
                 await call
         await part.close()
 
@@ -181,10 +181,10 @@ def test_all_callers_hear_of_the_end():
         await asyncio.sleep(0)
         cluster.died.set()
         for answer in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(answer, PartDied)
+            assert isinstance(answer, WorkerDied)
             assert "its node is gone" in str(answer)
         assert dead == [part]
-        with pytest.raises(PartDied, match="its node is gone"):
+        with pytest.raises(WorkerDied, match="its node is gone"):
             await part.call("say", 1)
         await part.close()
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from rollart_core.config_runtime import RayPool
+from rollart_core.config.runtime import RayPool
 from rollart_core.contracts.hardware import Placement
 from rollart_core.errors import ConfigError
-from rollart_core.runtime import ray_nodes, ray_pools
-from rollart_core.runtime.ray_pools import Node
+from rollart_ray import nodes as ray_nodes
+from rollart_ray import pools as ray_pools
+from rollart_ray.pools import Node
 
 
 def node(name: str, labels: Mapping[str, str] | None = None, **resources: float) -> Node:
@@ -100,7 +101,7 @@ def test_a_mapper_may_count_engines_itself() -> None:
 
 def test_env_workers_leave_accelerators_alone() -> None:
     pools = ray_pools.found_out(CLUSTER)
-    seats = ray_pools.seats_of(
+    seats = ray_pools.slots_of(
         placement({"H100": 1.0}, env="H100", trainer="H100"),
         pools,
         {"engine": 2, "trainer": 2, "env": 5},
@@ -113,14 +114,14 @@ def test_env_workers_leave_accelerators_alone() -> None:
 def test_more_parts_than_a_pool_has_devices() -> None:
     pools = ray_pools.found_out(CLUSTER)
     with pytest.raises(ConfigError, match=r"pool 'L4' has 2 device\(s\), and the run places 3"):
-        ray_pools.seats_of(
+        ray_pools.slots_of(
             placement({"L4": 1.0}, trainer="L4"), pools, {"engine": 2, "trainer": 1, "env": 1}
         )
 
 
 def test_a_pool_the_placement_makes_up() -> None:
     with pytest.raises(ConfigError, match=r"'cpus' that the cluster has not. Did you mean 'cpu'"):
-        ray_pools.seats_of(
+        ray_pools.slots_of(
             placement({"cpus": 1.0}),
             ray_pools.found_out(CLUSTER),
             {"engine": 1, "trainer": 1, "env": 1},
@@ -161,20 +162,20 @@ def test_a_further_class_of_engines_has_a_pool_of_its_own() -> None:
     assert (found.count, found.roles) == (2, ("engines",))
     assert ray_pools.contract(THREE[1], CLASSES).roles == ()
     placed = placement({"few": 0.5, "gpu": 0.5}, env="cores", trainer="cores")
-    seats = ray_pools.seats_of(placed, THREE, PARTS, CLASSES)
+    seats = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
     assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
 
 
 def test_engines_of_the_first_class_have_a_place_where_the_mapper_sends_nobody() -> None:
     placed = placement({"gpu": 1.0}, env="cores", trainer="cores")
-    seats = ray_pools.seats_of(placed, THREE, PARTS, CLASSES)
+    seats = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
     assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
 
 
 def test_an_engine_over_several_devices_has_one_seat_of_one_node() -> None:
     pools = ray_pools.found_out(CLUSTER)
     parts = {"engine": 2, "trainer": 1, "env": 1}
-    seats = ray_pools.seats_of(
+    seats = ray_pools.slots_of(
         placement({"H100": 1.0}, trainer="L4"), pools, parts, engine_devices=2
     )
     assert [dict(seat.resources) for seat in seats] == [
@@ -190,10 +191,10 @@ def test_engines_of_more_devices_than_the_pool_or_a_node_has() -> None:
     pools = ray_pools.found_out(CLUSTER)
     parts = {"engine": 3, "trainer": 1, "env": 1}
     with pytest.raises(ConfigError, match=r"places 6 devices' worth .*3 engine of 2\)"):
-        ray_pools.seats_of(placement({"H100": 1.0}), pools, parts, engine_devices=2)
+        ray_pools.slots_of(placement({"H100": 1.0}), pools, parts, engine_devices=2)
     split = [node("a", CPU=8, GPU=2), node("bb", CPU=8, GPU=2)]
     pools = ray_pools.found_out(split)
-    seats = ray_pools.seats_of(
+    seats = ray_pools.slots_of(
         placement({"gpu": 1.0}), pools, parts | {"engine": 1}, engine_devices=4
     )
     with pytest.raises(ConfigError, match=r"room for 0 \(a has 2, bb has 2\)"):

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from support.pace import scaled
 
-from rollart_core.config_load import validate
-from rollart_core.config_runtime import RayPool
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import resolve_run
+from rollart_core.config.runtime import RayPool
 from rollart_core.contracts.hardware import Placement
 from rollart_core.errors import ClusterLost, ConfigError
-from rollart_core.resolve import resolve_run
-from rollart_core.runtime import ray as ray_runtime
-from rollart_core.runtime.ray import RayRuntime
-from rollart_core.runtime.ray_pools import Node, Seat
+from rollart_ray import runtime as ray_runtime
+from rollart_ray.pools import Node, ResourceSlot
+from rollart_ray.runtime import RayRuntime
 
 PORT = 4321
 
@@ -48,7 +48,7 @@ class Cluster:
     def nodes(self) -> list[Node]:
         return self._nodes
 
-    async def reserve(self, seats: Sequence[Seat], strategy: str) -> Any:
+    async def reserve(self, seats: Sequence[ResourceSlot], strategy: str) -> Any:
         return list(seats)
 
     def nodes_of(self, group: Any) -> list[Node | None]:
@@ -187,7 +187,7 @@ def test_an_engine_takes_the_smallest_number_that_is_free(runtime_on: Callable[.
         return found
 
     assert [number(0), number(1), number(2, other)] == [0, 1, 0]
-    asyncio.run(runtime.free_room("env", 1))  # an env worker of that number is no engine
+    asyncio.run(runtime.release_reservation("env", 1))  # an env worker of that number is no engine
     assert number(3) == 2
-    asyncio.run(runtime.free_room("engine", 1))
+    asyncio.run(runtime.release_reservation("engine", 1))
     assert [number(4), number(5, other), number(6)] == [1, 1, 3]

@@ -9,10 +9,11 @@ import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
 import rollart_core
-from rollart_core import plugins, registry
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
-from rollart_core.hookspecs import hookimpl
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import registry
+from rollart_core.plugins.hookspecs import hookimpl
 
 
 class MazeConfig(BaseModel):

@@ -10,9 +10,9 @@ import pytest
 from support.pace import until
 
 from rollart_core.contracts.inference import GenerateRequest, WeightSwap
-from rollart_core.errors import EngineDied, PartDied
-from rollart_core.runtime.remote import Care, RemoteEngine
-from rollart_core.runtime.restarts import Restarts
+from rollart_core.errors import EngineDied, WorkerDied
+from rollart_core.runtime.remote import RemoteEngine, RestartPolicy
+from rollart_core.runtime.restart_policy import Restarts
 
 
 class FakePart:
@@ -31,7 +31,7 @@ class FakePart:
 
     async def call(self, method: str, *args: Any) -> Any:
         if not self.alive:
-            raise PartDied(f"the {self.name} process is gone")
+            raise WorkerDied(f"the {self.name} process is gone")
         self.calls.append((method, *args))
         answer = self._answers.get(method)
         if answer is not None:
@@ -40,7 +40,7 @@ class FakePart:
             return WeightSwap(args[0], 0.0, 0)
         if method == "generate":
             await self._dead.wait()
-            raise PartDied(f"the {self.name} process is gone")
+            raise WorkerDied(f"the {self.name} process is gone")
         return None
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class Probe:
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.health: list[str] = []
         self._answers = answers
-        care = Care(None, Restarts(most, 600.0), lambda *event: self.events.append(event))
+        care = RestartPolicy(None, Restarts(most, 600.0), lambda *event: self.events.append(event))
         self.engine = RemoteEngine(self._new, {}, care=care)
         self.engine.on_health = lambda engine: self.health.append(engine.health)
 
@@ -222,7 +222,7 @@ def test_an_engine_that_says_that_its_server_is_gone_is_started_again(call):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("error", [PartDied("gone"), ValueError("no such request")])
+@pytest.mark.parametrize("error", [WorkerDied("gone"), ValueError("no such request")])
 def test_a_cancelled_request_stays_cancelled_whatever_its_abort_raises(error):
     async def main() -> None:
         async def abort(request_ids: list[str]) -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rollart_core import registry
 from rollart_core.contracts.reward import Reward, RewardResult
 from rollart_core.contracts.reward_check import result_problem, results_problem
 from rollart_core.errors import ConfigError
-from rollart_core.testing import example_request
+from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
 from rollart_rewards.numeric import last_number
+from rollart_testing import example_request
 
 
 def value(reward_id, answer, reference=None, options=None, **fields):

@@ -5,9 +5,9 @@ import pytest
 
 from rollart_core.contracts.reward import RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure
-from rollart_core.testing import example_request
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.wire import Refused, WireAnswer
+from rollart_testing import example_request
 
 REF = RewardRef("acme/R-v1", {"weight": 2.0, "key_env": "SECRET_KEY"})
 RANGE = (0.0, 1.0)

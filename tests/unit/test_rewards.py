@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rollart_core.errors import DeadlineFailure, RewardFailure
-from rollart_core.testing import FakeGroupReward, FakeReward, example_request
 from rollart_plugins.serverless.inline import InlineBackend
 from rollart_rewards.env_return import EnvReturn
+from rollart_testing import FakeGroupReward, FakeReward, example_request
 
 
 def backend(reward, **changes):

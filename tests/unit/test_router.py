@@ -17,9 +17,9 @@ from rollart_core.contracts.inference import (
     WeightSwap,
 )
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure
-from rollart_core.rollout.router import Router, combined
-from rollart_core.rollout.routing import Routes, Seat, worth_moving
-from rollart_core.testing import ScriptedEngine
+from rollart_core.inference.load_balancer import EngineState, Routes, worth_moving
+from rollart_core.inference.router import Router, combined
+from rollart_testing import ScriptedEngine
 
 
 class Mortal(ScriptedEngine):
@@ -78,7 +78,7 @@ def routes(*pools: str) -> Routes:
     for pool in pools:
         engine = ScriptedEngine()
         engine.pool = pool
-        routes.seats.append(Seat(engine))
+        routes.seats.append(EngineState(engine))
     return routes
 
 

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from rollart_core import plugins
 from rollart_core.cli import build_app
-from rollart_core.community import build
+from rollart_core.cli import package_names as names
+from rollart_core.cli import scaffold as render
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
-from rollart_core.hookspecs import hookimpl
-from rollart_core.scaffold import names, render
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_registry import build
 
 KINDS = tuple(names.REGISTERED_AS)
 WORDING = render.Wording("acme", "Made for a test.")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rollart_core.config_runtime import EngineScaling, EnvScaling
-from rollart_core.runtime.restarts import Restarts
-from rollart_core.runtime.scaling import Load, Pressure, Scaler, engine_pressure, env_pressure
+from rollart_core.config.runtime import EngineScaling, EnvScaling
+from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.scaling import (
+    ClusterLoad,
+    Pressure,
+    Scaler,
+    engine_pressure,
+    env_pressure,
+)
 
 HIGH, LOW, FINE = Pressure(True, False), Pressure(False, True), Pressure(False, False)
 
@@ -49,16 +55,19 @@ ENGINES = EngineScaling(max=4, kv_above=0.9, kv_below=0.5, waiting_above=4)
 @pytest.mark.parametrize(
     ("loads", "expected"),
     [
-        ([Load(0.95, 0)], HIGH),
-        ([Load(0.1, 9), Load(0.1, 0)], HIGH),
-        ([Load(0.1, 1)], FINE),
-        ([Load(0.1, 0), Load(0.1, 0)], LOW),
-        ([Load(0.5, 0), Load(0.5, 0)], FINE),  # one alone would be above its limit at once
-        ([Load(0.7, 0)], FINE),
+        ([ClusterLoad(0.95, 0)], HIGH),
+        ([ClusterLoad(0.1, 9), ClusterLoad(0.1, 0)], HIGH),
+        ([ClusterLoad(0.1, 1)], FINE),
+        ([ClusterLoad(0.1, 0), ClusterLoad(0.1, 0)], LOW),
+        (
+            [ClusterLoad(0.5, 0), ClusterLoad(0.5, 0)],
+            FINE,
+        ),  # one alone would be above its limit at once
+        ([ClusterLoad(0.7, 0)], FINE),
         ([], FINE),
     ],
 )
-def test_engines_are_judged_by_kv_and_queue(loads: list[Load], expected: Pressure) -> None:
+def test_engines_are_judged_by_kv_and_queue(loads: list[ClusterLoad], expected: Pressure) -> None:
     assert engine_pressure(ENGINES, loads) == expected
 
 

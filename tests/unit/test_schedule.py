@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.config import AsyncRun, Trainer
-from rollart_core.config_schedule import schedule_problems, trainer_section
-from rollart_core.config_trainer import Schedule
+from rollart_core.config.run import AsyncRun, Trainer
+from rollart_core.config.trainer import Schedule
+from rollart_core.config.validation.schedule import schedule_problems, trainer_section
 from rollart_core.training.schedule import lr_factor
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rollart_core.engine.attempts import MAX_REPLAYS
-from rollart_core.engine.events import (
+from rollart_core.scheduling.events import (
     AbortEpisode,
     BatchTrained,
     CompleteGroup,
@@ -23,8 +22,9 @@ from rollart_core.engine.events import (
     TrainBatch,
     WeightsLoaded,
 )
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.scheduling.failure_rate import MAX_REPLAYS
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.types import INFRASTRUCTURE_KINDS, Failure, FailureKind, Task
 
 BROKEN = Failure(FailureKind.ENVIRONMENT, "env.step", "boom")

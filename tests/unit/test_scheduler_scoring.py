@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollart_core.engine.events import (
+from rollart_core.scheduling.events import (
     AbortEpisode,
     CompleteGroup,
     DropGroup,
@@ -22,8 +22,8 @@ from rollart_core.engine.events import (
     StopRequested,
     TicketExpired,
 )
-from rollart_core.engine.scheduler import Scheduler
-from rollart_core.engine.tasks import TaskSource
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.types import Failure, FailureKind
 
 ENV = "fake/Env-v0"

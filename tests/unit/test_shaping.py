@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollart_core.config_training import Overlong, Shaping
+from rollart_core.config.training import Overlong, Shaping
 from rollart_core.contracts.turns import (
     anchors,
     spread_over_turns,
@@ -13,9 +13,9 @@ from rollart_core.contracts.turns import (
     turn_rewards,
     turn_spans,
 )
-from rollart_core.testing import example_group
-from rollart_core.train.shaping import RewardShaper, overlong_penalty
+from rollart_core.training.shaping import RewardShaper, overlong_penalty
 from rollart_core.types import Group
+from rollart_testing import example_group
 
 ENV = "unregistered/Env-v0"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rollart_core.tools import Call, ToolAction
+from rollart_core.rollout.tools import Call, ToolAction
 from rollart_envs.toy.stock import StockEnv
 
 

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from rollart_core.engine.run_dir import write_json
+from rollart_core.store.run_dir import write_json
 
 
 def test_what_json_does_not_have_becomes_null(tmp_path: Path):

@@ -3,7 +3,6 @@ import asyncio
 import pytest
 
 from rollart_core.contracts.sandbox import ExecResult
-from rollart_core.testing.sandbox import FakeSandbox
 from rollart_envs.swe.patch import (
     APPLIERS,
     PatchError,
@@ -15,6 +14,7 @@ from rollart_envs.swe.patch import (
     touched_files,
     without_files,
 )
+from rollart_testing.sandbox import FakeSandbox
 
 CHANGED = """\
 diff --git a/src/a.py b/src/a.py

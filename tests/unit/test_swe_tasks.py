@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from rollart_core.boxes.judging import read_judgement
 from rollart_envs.swe.function_task import candidate_of, function_task
 from rollart_envs.swe.reader import TaskFileError, read_function_tasks, read_repair_tasks
 from rollart_envs.swe.runs import test_run as run_of_tests
 from rollart_envs.swe.task import RowError, repair_task
+from rollart_sandboxes.judging.functions import read_judgement
 
 DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
 ROW = {

@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from rollart_core.engine.task_mix import TaskMix, WeightedSource, interleaved, shares, turns
-from rollart_core.engine.tasks import TaskSource, held_out_tasks
+from rollart_core.scheduling.task_mix import TaskMix, WeightedSource, interleaved, shares, turns
+from rollart_core.scheduling.tasks import TaskSource, held_out_tasks
 from rollart_core.types import Task
 
 

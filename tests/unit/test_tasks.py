@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollart_core.engine.tasks import TaskSource, held_out_tasks, task_seed
+from rollart_core.scheduling.tasks import TaskSource, held_out_tasks, task_seed
 from rollart_core.types import Task
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rollart_core.errors import EngineDied, InferenceFailure
-from rollart_core.rollout import teacher as module
-from rollart_core.rollout.teacher import Teacher
-from rollart_core.testing import ScriptedEngine, example_group
+from rollart_core.inference import teacher as module
+from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.types import Failure, FailureKind
+from rollart_testing import ScriptedEngine, example_group
 
 MEMBER = example_group([1.0], num_tokens=9).trajectories[0]
 
@@ -34,7 +34,7 @@ class Scoring(ScriptedEngine):
 
 
 def judge(*engines, trajectories=(MEMBER,), limit_s=30.0):
-    teacher = Teacher(engines, temperature=0.7, limit_s=limit_s)
+    teacher = TeacherEngines(engines, temperature=0.7, limit_s=limit_s)
 
     async def all_of_them():
         return await asyncio.gather(*map(teacher.judge, trajectories))

@@ -7,12 +7,13 @@ import pytest
 from support.clock import run_virtual
 from support.pace import scaled
 
-import rollart_core.testing as testing
+import rollart_testing as testing
 from rollart_core.contracts.hardware import Pool
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.contracts.reward import RewardRequest
 from rollart_core.errors import InferenceFailure
-from rollart_core.testing import (
+from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
+from rollart_testing import (
     AsyncFakeEnv,
     FakeAlgorithm,
     FakeEnv,
@@ -25,7 +26,6 @@ from rollart_core.testing import (
     keyed_script,
     text_script,
 )
-from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
 
 
 def request(request_id="r", *, prompt=(1, 2, 3), **changes):

@@ -7,9 +7,9 @@ import pytest
 from pydantic import BaseModel, Field
 from tool_templates import ADD
 
-from rollart_core.tools.draw import drawn_call, edge_calls
-from rollart_core.tools.env import ToolEnv, tool
-from rollart_core.tools.tool_set import ToolSet
+from rollart_core.rollout.tools.draw import drawn_call, edge_calls
+from rollart_core.rollout.tools.env import ToolEnv, tool
+from rollart_core.rollout.tools.tool_set import ToolSet
 
 
 class Place(BaseModel):

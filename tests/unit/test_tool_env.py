@@ -6,10 +6,10 @@ from tool_templates import ADD
 
 from rollart_core.models.tool_calls import call_id, checked_calls, parse_tool_calls
 from rollart_core.rollout.tool_turn import answered, tool_turn
-from rollart_core.tools.action import Call, ToolAction
-from rollart_core.tools.env import ToolEnv, tool
-from rollart_core.tools.source import ToolError, ToolResult
-from rollart_core.tools.tool_set import ToolSet
+from rollart_core.rollout.tools.action import Call, ToolAction
+from rollart_core.rollout.tools.env import ToolEnv, tool
+from rollart_core.rollout.tools.source import ToolError, ToolResult
+from rollart_core.rollout.tools.tool_set import ToolSet
 from rollart_core.types import Message
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.pace import scaled
 
-from rollart_core.errors import ConfigError, PartDied, TrainerLost
+from rollart_core.errors import ConfigError, TrainerLost, WorkerDied
 from rollart_core.runtime import trainer_group
 from rollart_core.runtime.trainer_group import TrainerGroup
 
@@ -32,7 +32,7 @@ class RankPart:
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if not self.alive:
-            raise PartDied(f"the {self.name} process is gone")
+            raise WorkerDied(f"the {self.name} process is gone")
         self.calls.append(method)
         if method == "__build__":
             self.ranks = args[1]["ranks"]
@@ -51,7 +51,9 @@ class RankPart:
     def kill(self) -> None:
         if self.alive:
             self.alive = False
-            self._gone.set_exception(PartDied(f"the {self.name} process is gone (signal SIGKILL)"))
+            self._gone.set_exception(
+                WorkerDied(f"the {self.name} process is gone (signal SIGKILL)")
+            )
             if self.on_death is not None:
                 self.on_death(self)
 
@@ -65,11 +67,11 @@ def run(num_ranks: int, behave: Behaviour, check: Callable[[TrainerGroup, list[R
     async def main() -> None:
         parts: list[RankPart] = []
 
-        def new_part(rank: int) -> RankPart:
+        def new_worker(rank: int) -> RankPart:
             parts.append(RankPart(rank, behave))
             return parts[-1]
 
-        group = TrainerGroup(new_part, num_ranks, {})
+        group = TrainerGroup(new_worker, num_ranks, {})
         await group.start()
         try:
             async with asyncio.timeout(scaled(60)):
@@ -105,9 +107,9 @@ def test_a_death_is_told_of_where_nobody_asks_for_anything(num_ranks: int):
         assert lost.empty()  # what a call has raised is not told once more
 
     def behave(part: RankPart, method: str) -> object:
-        return ValueError("no") if part.rank == 0 else PartDied("it is gone")
+        return ValueError("no") if part.rank == 0 else WorkerDied("it is gone")
 
-    run(num_ranks, behave if num_ranks > 1 else lambda *_: PartDied("it is gone"), check)
+    run(num_ranks, behave if num_ranks > 1 else lambda *_: WorkerDied("it is gone"), check)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -195,11 +197,11 @@ def test_each_rank_hears_whether_its_devices_are_its_own() -> None:
     async def main() -> list[bool]:
         parts: list[RankPart] = []
 
-        def new_part(rank: int) -> RankPart:
+        def new_worker(rank: int) -> RankPart:
             parts.append(RankPart(rank, lambda part, method: None))
             return parts[-1]
 
-        group = TrainerGroup(new_part, 2, {}, own_devices=True)
+        group = TrainerGroup(new_worker, 2, {}, own_devices=True)
         await group.start()
         await group.close()
         return [part.ranks.own_devices for part in parts]

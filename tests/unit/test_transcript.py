@@ -3,7 +3,7 @@ from chat_templates import tokenizer_with
 from talks import result, said
 
 from rollart_core.errors import InferenceFailure
-from rollart_core.rollout.transcript import Transcript
+from rollart_core.gateway.transcript import Transcript
 from rollart_core.types import Message
 
 

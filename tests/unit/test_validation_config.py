@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.config_load import apply_override, validate
-from rollart_core.resolve import resolve_run
+from rollart_core.config.load import apply_override, validate
+from rollart_core.config.resolve import resolve_run
 
 BASE = {
     "env": "webshop",

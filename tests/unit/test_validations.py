@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from rollart_core.config_evaluation import StopWhen
-from rollart_core.engine.estimates import Estimate, wilson
-from rollart_core.engine.evaluate import EvaluationResult
-from rollart_core.engine.validations import Validation, Validations, spelled
+from rollart_core.config.evaluation import StopWhen
 from rollart_core.errors import ConfigError
+from rollart_core.scheduling.evaluate import EvaluationResult
+from rollart_core.scheduling.validations import Validation, Validations, spelled
+from rollart_core.store.estimates import Estimate, wilson
 
 NOTHING = Estimate(math.nan, 0.0, 1.0, 0)
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_core.config import WarmStart
-from rollart_core.train.warm_start import CHECK_ANYWAY, WarmStartParts, warm_start
+from rollart_core.config.run import WarmStart
+from rollart_core.training.warm_start import CHECK_ANYWAY, WarmStartDependencies, warm_start
 
 EVERY = 5
 
@@ -27,7 +27,7 @@ def warmed(loss, tokens, success=lambda step: 0.0, **changes):
         return success(step)
 
     options = {"max_train_steps": 3 * EVERY, "check_every": EVERY, "until_success": 0.4, **changes}
-    parts = WarmStartParts(take, Trainer(), check, lambda line: None)
+    parts = WarmStartDependencies(take, Trainer(), check, lambda line: None)
     return asyncio.run(warm_start(WarmStart(**options), parts)), checked
 
 

@@ -3,7 +3,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from rollart_core.errors import CollateralFailure, EnvironmentFailure, PartDied, WorkerLost
+from rollart_core.errors import CollateralFailure, EnvironmentFailure, WorkerDied, WorkerLost
 from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_episode import PhaseTimeouts
 from rollart_core.rollout.env_pool import EnvPool
@@ -29,14 +29,14 @@ class FakeWorker:
 
     async def call(self, method: str, *args: object, **kwargs: object) -> object:
         if not self.alive:
-            raise PartDied("the env process is gone")
+            raise WorkerDied("the env process is gone")
         if method == "reset":
             self.episodes.add(str(args[0]))
             return Observed("ok")
         if method == "step":
             await self._end.wait()
             if self._lost:
-                raise PartDied("the env process is gone")
+                raise WorkerDied("the env process is gone")
             self._end.clear()
             return Observed("ok")
         if method == "end":

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import rollart_core
-from rollart_core import registry
 from rollart_core.contracts.agent import AgentResult, Recorded
 from rollart_core.errors import ConfigError, EnvironmentFailure, PluginError, UnknownIdError
-from rollart_core.testing import ScriptedEndpoint, assert_checks, check_agent
-from rollart_core.testing.endpoint import Answer, call_tool
+from rollart_core.plugins import registry
+from rollart_testing import ScriptedEndpoint, assert_checks, check_agent
+from rollart_testing.endpoint import Answer, call_tool
 
 pytestmark = [
     pytest.mark.adapters,

@@ -1,6 +1,6 @@
 """The environment keeps RollArt's contract."""
 
-from rollart_core.testing import assert_checks, check_env
+from rollart_testing import assert_checks, check_env
 
 from {{ cookiecutter.module }}.env import {{ cookiecutter.class_name }}
 from {{ cookiecutter.module }}.plugin import rollart_environments

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from rollart_core.testing import assert_checks, check_reward, example_request
+from rollart_testing import assert_checks, check_reward, example_request
 
 from {{ cookiecutter.module }}.plugin import rollart_rewards
 from {{ cookiecutter.module }}.reward import {{ cookiecutter.base }}Reward

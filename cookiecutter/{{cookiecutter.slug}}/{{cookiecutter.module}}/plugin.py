@@ -2,8 +2,8 @@
 
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
-from rollart_core.hookspecs import hookimpl
-from rollart_core.manifest import specs
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.manifest import specs
 
 
 @hookimpl

@@ -16,12 +16,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollart_core.boxes.source import BoxSource, box_source
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import display
 from rollart_core.errors import UserError
-from rollart_core.registry import checked_options
+from rollart_core.plugins.registry import checked_options
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits
@@ -30,6 +29,7 @@ from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.validate import Verdict, record_statuses
 from rollart_envs.swe.validate import validate as validated
+from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -223,11 +223,11 @@ class _Counted:
         self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", share)
 
 
-def _boxes(sandbox: str, options: list[str] | None) -> BoxSource:
+def _boxes(sandbox: str, options: list[str] | None) -> SandboxSource:
     """Return where boxes come from; what is wrong with them is said before any work is done."""
     given = as_options(options or [])
     checked_options("sandboxes", sandbox, given)
-    return box_source({"id": sandbox, **given})
+    return sandbox_source({"id": sandbox, **given})
 
 
 def _split(option: str, text: str) -> tuple[str, ...]:

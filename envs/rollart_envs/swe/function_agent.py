@@ -13,29 +13,29 @@ from typing import Any, Final
 
 import numpy as np
 
-from rollart_core.boxes.agent import BoxAgent, Command
-from rollart_core.boxes.judging import Interpreter, find_python, judge
-from rollart_core.boxes.source import box_source
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_envs.swe import small_agent
 from rollart_envs.swe.config import FunctionAgentConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
+from rollart_sandboxes.judging.functions import JudgeInterpreter, find_python, judge
+from rollart_sandboxes.pool.agent import Command, SandboxAgent
+from rollart_sandboxes.pool.source import sandbox_source
 
 SOLUTION: Final = "solution.py"
 _MOST_BYTES: Final = 1 << 20
 """Of a solution; a longer one is none."""
 
 
-class FunctionRepairAgent(BoxAgent):
+class FunctionRepairAgent(SandboxAgent):
     """Have a program mend a function; see :class:`rollart_envs.swe.config.FunctionAgentConfig`."""
 
     def __init__(self, **options: Any) -> None:
         self.config = FunctionAgentConfig.model_validate(options)
-        super().__init__(box_source(self.config.sandbox, self.config.pool))
+        super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
         self._book = function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
-        self._interpreter = Interpreter(self.config.python, self.config.test_timeout_s)
+        self._interpreter = JudgeInterpreter(self.config.python, self.config.test_timeout_s)
         self._task: FunctionTask | None = None
 
     @property
@@ -52,7 +52,7 @@ class FunctionRepairAgent(BoxAgent):
     async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
         """Put the function with its bug into a box."""
         self._task = self._book.choose(options, np.random.default_rng(seed))
-        box = await self.open_box()
+        box = await self.open_sandbox()
         if not self._interpreter.path:
             self._interpreter = replace(self._interpreter, path=await find_python(box))
         await box.write_file(SOLUTION, self.task.buggy_code.encode())
@@ -84,7 +84,7 @@ class FunctionRepairAgent(BoxAgent):
 
     async def solve(self) -> None:
         """Write the task's own solution."""
-        from rollart_core.boxes import loop
+        from rollart_sandboxes.pool import loop
 
         await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
 

@@ -14,30 +14,30 @@ from typing import Any, Final
 
 from gymnasium.error import ResetNeeded
 
-from rollart_core.boxes.env import BoxEnv, Reset, Step
-from rollart_core.boxes.judging import Interpreter, Judgement, find_python, judge
-from rollart_core.boxes.source import box_source
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.config import FunctionRepairConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
+from rollart_sandboxes.judging.functions import JudgeInterpreter, Judgement, find_python, judge
+from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.source import sandbox_source
 
 _RESTORE_S: Final = 5.0
 ASK = "Answer with the whole mended function in one ```python block.\n"
 
 
-class FunctionRepairEnv(BoxEnv):
+class FunctionRepairEnv(SandboxEnv):
     """Mend a function; see :class:`rollart_envs.swe.config.FunctionRepairConfig`."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
 
     def __init__(self, **options: Any) -> None:
         self.config = FunctionRepairConfig.model_validate(options)
-        super().__init__(box_source(self.config.sandbox, self.config.pool))
+        super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
         self._book = function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
-        self._interpreter = Interpreter(self.config.python, self.config.test_timeout_s)
+        self._interpreter = JudgeInterpreter(self.config.python, self.config.test_timeout_s)
         self._task: FunctionTask | None = None
         self._attempts = 0
         self._over = True
@@ -64,7 +64,7 @@ class FunctionRepairEnv(BoxEnv):
         self._task = self._book.choose(options, self.np_random)
         self._attempts, self._over = 0, False
         self._clean, self._is_used = None, False
-        await self.open_box()
+        await self.open_sandbox()
         return f"{self.task.statement()}\n{ASK}", self._info(0.0)
 
     async def act(self, action: str) -> Step:
@@ -104,7 +104,7 @@ class FunctionRepairEnv(BoxEnv):
         name = self.task.entry_point
         if name not in candidate:
             return Judgement("failed", told=f"your answer does not define `{name}`")
-        box = await self._clean_box()
+        box = await self._clean_sandbox()
         if not self._interpreter.path:
             self._interpreter = replace(self._interpreter, path=await find_python(box))
         self._is_used = True
@@ -115,10 +115,10 @@ class FunctionRepairEnv(BoxEnv):
             await expect_gold(self._boxes, self.task, self._interpreter)
         return judgement
 
-    async def _clean_box(self) -> Sandbox:
+    async def _clean_sandbox(self) -> Sandbox:
         """Return the box without a trace of earlier answers, or a fresh one."""
         if self._is_used and not await self._restored():
-            await self.open_box()
+            await self.open_sandbox()
             self._clean = None
         assert self._box is not None
         if self._clean is None and self._attempts + 1 < self.config.num_attempts:

@@ -6,13 +6,15 @@ Never: takes a broken box for a wrong answer.
 
 from __future__ import annotations
 
-from rollart_core.boxes.judging import Interpreter, judge
-from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe.function_task import FunctionTask
+from rollart_sandboxes.judging.functions import JudgeInterpreter, judge
+from rollart_sandboxes.pool.source import SandboxSource
 
 
-async def expect_gold(boxes: BoxSource, task: FunctionTask, interpreter: Interpreter) -> None:
+async def expect_gold(
+    boxes: SandboxSource, task: FunctionTask, interpreter: JudgeInterpreter
+) -> None:
     """Raise unless the task's own solution passes in a fresh box.
 
     Raises:

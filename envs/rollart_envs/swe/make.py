@@ -61,7 +61,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MutationOutcome:
     """What came of a candidate."""
 
     what: str
@@ -152,7 +152,7 @@ def candidates(works: Works, seed: int) -> Iterator[Candidate]:
 
 async def make(
     works: Works, seed: int, jobs: int, done: Mapping[str, str]
-) -> AsyncIterator[tuple[Candidate, Outcome]]:
+) -> AsyncIterator[tuple[Candidate, MutationOutcome]]:
     """Yield candidates and what came of them, in order, those that are ``done`` left out.
 
     Raises:
@@ -172,19 +172,19 @@ async def make(
         await benches.close()
 
 
-async def _tried(works: Works, benches: Benches, candidate: Candidate) -> Outcome:
+async def _tried(works: Works, benches: Benches, candidate: Candidate) -> MutationOutcome:
     """Try a candidate; it is the bug's fault when a box does not last, but not when none starts."""
     try:
         return await _outcome(works, benches, candidate)
     except FilesRefused as refused:
-        return Outcome(str(refused))
+        return MutationOutcome(str(refused))
     except SandboxFailure as failure:
         if of_start(failure):
             raise
-        return Outcome(f"its boxes fail: {first_line(str(failure))}", is_final=False)
+        return MutationOutcome(f"its boxes fail: {first_line(str(failure))}", is_final=False)
 
 
-async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outcome:
+async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> MutationOutcome:
     content = works.mirror.read(works.commit, candidate.path)
     assert content is not None
     source = content.decode()
@@ -192,19 +192,23 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Outc
         candidate = await benches.run(partial(_visible, works, candidate, source))
     broken = mutated(source, candidate.bugs)
     if not is_another_program(source, broken):
-        return Outcome("the same program")
+        return MutationOutcome("the same program")
     run = await benches.run(partial(_broken_run, works, candidate, broken.encode()))
     if isinstance(run, str):
-        return Outcome(run)
+        return MutationOutcome(run)
     to_mend = works.baseline.passed - run.passed
     # In a thread, as all that calls git more than once: the boxes' loop must not wait for it.
     row = await asyncio.to_thread(_row, works, candidate, broken.encode(), run, to_mend)
     if row is None:
-        return Outcome("its statement would give it away")
+        return MutationOutcome("its statement would give it away")
     problem = await works.judge(row)
     if not problem:
         works.mirror.keep(str(row["instance_id"]), str(row["base_commit"]))
-    return Outcome(f"the judge: {first_line(problem)}") if problem else Outcome(MADE, row)
+    return (
+        MutationOutcome(f"the judge: {first_line(problem)}")
+        if problem
+        else MutationOutcome(MADE, row)
+    )
 
 
 async def _visible(

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from rollart_core.boxes.source import BoxSource
 from rollart_envs.swe import package as packages
 from rollart_envs.swe.make import MADE, Bounds, Judge, Row, Works, find_baseline, make
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
 from rollart_envs.swe.suite import Suite
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_sandboxes.pool.source import SandboxSource
 
 PYTEST: Final = ("-o", "addopts=", "-p", "no:cacheprovider")
 """Without the options of the project's own config: these may need plugins that are not there."""
@@ -63,7 +63,7 @@ class Made:
 
 
 async def make_tasks(
-    order: MakeOrder, boxes: BoxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
+    order: MakeOrder, boxes: SandboxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
 ) -> Made:
     """Make tasks of a package until there are enough, or no bugs are left to try.
 
@@ -153,7 +153,7 @@ async def _nobody(row: Row) -> str:
     raise AssertionError("a judge is given before the first row")
 
 
-def _suite(order: MakeOrder, package: Package, boxes: BoxSource) -> Suite:
+def _suite(order: MakeOrder, package: Package, boxes: SandboxSource) -> Suite:
     arguments = [*PYTEST, *order.pytest]
     if not any(_has_usual_tests(package.root)):
         odd = (path for name in _ODD_NAMES for path in package.root.rglob(name))

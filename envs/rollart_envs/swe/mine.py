@@ -24,7 +24,7 @@ from rollart_core.errors import SandboxFailure, first_line
 from rollart_envs.swe import probe
 from rollart_envs.swe.benches import FailureCount, in_order, of_start
 from rollart_envs.swe.hide import test_name, tests_in
-from rollart_envs.swe.make import MADE, Judge, Outcome, Row, is_test_file
+from rollart_envs.swe.make import MADE, Judge, MutationOutcome, Row, is_test_file
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.statement import leaked, statement
 from rollart_envs.swe.suite import RAN, Failed, FilesRefused, Suite, SuiteRun
@@ -87,7 +87,7 @@ def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
 
 async def mine(
     pit: Pit, found: Iterator[Commit], jobs: int, done: Mapping[str, str]
-) -> AsyncIterator[tuple[Commit, Outcome]]:
+) -> AsyncIterator[tuple[Commit, MutationOutcome]]:
     """Yield commits and what came of them, in order, those that are ``done`` left out.
 
     Raises:
@@ -104,36 +104,42 @@ async def mine(
         await results.aclose()  # type: ignore[attr-defined]
 
 
-async def _tried(pit: Pit, commit: Commit) -> Outcome:
+async def _tried(pit: Pit, commit: Commit) -> MutationOutcome:
     """Try a commit, again if its box fails, and then leave it out; but not when none starts."""
     for left in reversed(range(_TRIES)):
         try:
             return await _outcome(pit, commit)
         except FilesRefused as refused:
-            return Outcome(str(refused))
+            return MutationOutcome(str(refused))
         except SandboxFailure as failure:
             if of_start(failure):
                 raise
             if not left:
-                return Outcome(f"its boxes fail: {first_line(str(failure))}", is_final=False)
+                return MutationOutcome(
+                    f"its boxes fail: {first_line(str(failure))}", is_final=False
+                )
     raise AssertionError
 
 
-async def _outcome(pit: Pit, commit: Commit) -> Outcome:
+async def _outcome(pit: Pit, commit: Commit) -> MutationOutcome:
     runs = await _before_and_after(pit, commit)
     if isinstance(runs, str):
-        return Outcome(runs)
+        return MutationOutcome(runs)
     before, after = runs
     to_mend = after.passed - before.passed
     if not to_mend:
-        return Outcome("no test fails before and passes after it")
+        return MutationOutcome("no test fails before and passes after it")
     row = await asyncio.to_thread(_row, pit, commit, before, after)
     if row is None:
-        return Outcome("its statement would give it away")
+        return MutationOutcome("its statement would give it away")
     problem = await pit.judge(row)
     if not problem:
         pit.mirror.keep(str(row["instance_id"]), commit.parent)
-    return Outcome(f"the judge: {first_line(problem)}") if problem else Outcome(MADE, row)
+    return (
+        MutationOutcome(f"the judge: {first_line(problem)}")
+        if problem
+        else MutationOutcome(MADE, row)
+    )
 
 
 async def _before_and_after(pit: Pit, commit: Commit) -> tuple[SuiteRun, SuiteRun] | str:

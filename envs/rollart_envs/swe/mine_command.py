@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import UserError
 from rollart_envs.swe import package as packages
 from rollart_envs.swe.make import MADE, Judge, Row
@@ -24,6 +23,7 @@ from rollart_envs.swe.mine import Limits, Pit, commits, mine
 from rollart_envs.swe.mirror import GitError, Mirror
 from rollart_envs.swe.suite import Suite
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_sandboxes.pool.source import SandboxSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MineOrder:
 
 
 async def mine_tasks(
-    order: MineOrder, boxes: BoxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
+    order: MineOrder, boxes: SandboxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
 ) -> Made:
     """Mine a repository until there are enough tasks, or its history is at its end.
 

@@ -15,15 +15,13 @@ from typing import Any, Final
 
 from gymnasium.error import ResetNeeded
 
-from rollart_core.boxes.env import BoxEnv, Reset, Step
-from rollart_core.boxes.source import box_source
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_envs.swe.acceptable import run_of
 from rollart_envs.swe.config import RepairConfig
 from rollart_envs.swe.editor import Edit, History
 from rollart_envs.swe.patch import PatchError, extract_patch, file_changes
 from rollart_envs.swe.repair_judge import Report, judge_patch
-from rollart_envs.swe.repository import Tree, base_tree
+from rollart_envs.swe.repository import RepositoryTree, base_tree
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.taskbook import own_file, repair_tasks
 from rollart_envs.swe.tools import (
@@ -37,20 +35,22 @@ from rollart_envs.swe.tools import (
     cut_output,
     parse_action,
 )
-from rollart_envs.swe.workspace import Needs, Workspace, box_options, needs_of, unpack
+from rollart_envs.swe.workspace import Needs, Workspace, needs_of, sandbox_options, unpack
+from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.source import sandbox_source
 
 _MAX_EDIT_BYTES: Final = 1 << 20
 _COMMAND_BYTES: Final = 1 << 20
 
 
-class RepairEnv(BoxEnv):
+class RepairEnv(SandboxEnv):
     """Mend a repository; see :class:`rollart_envs.swe.config.RepairConfig` for the options."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
 
     def __init__(self, **options: Any) -> None:
         self.config = RepairConfig.model_validate(options)
-        super().__init__(box_source(self.config.sandbox, self.config.pool))
+        super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
         self._file = self.config.tasks or own_file("repair_tasks.jsonl")
         self._repos_dir = self.config.repos_dir or self._file.parent / "repos"
         self._book = repair_tasks(self._file)
@@ -82,7 +82,7 @@ class RepairEnv(BoxEnv):
         run_of(task)  # a row that does not say how its tests run is told now, not at the end
         tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
         needs = needs_of(task, beside=self._file.parent, python=self.config.python)
-        box = await self.open_box(**box_options(self._boxes, task, needs))
+        box = await self.open_sandbox(**sandbox_options(self._boxes, task, needs))
         workspace = await unpack(box, task, tree)
         self._episode = _Episode(task, tree, needs, workspace)
         return _prompt(task, workspace), self._info(None)
@@ -226,7 +226,7 @@ class _Episode:
     """What an episode knows of itself."""
 
     def __init__(
-        self, task: RepairTask, tree: Tree | None, needs: Needs, workspace: Workspace
+        self, task: RepairTask, tree: RepositoryTree | None, needs: Needs, workspace: Workspace
     ) -> None:
         self.task, self.tree, self.needs, self.workspace = task, tree, needs, workspace
         self.history = History()

@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from rollart_core.boxes.judging import find_python
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure
 from rollart_envs.swe import guard, report_plugin, unit_runners
@@ -48,11 +46,13 @@ from rollart_envs.swe.patch import (
     touched_files,
 )
 from rollart_envs.swe.report import ReportError, read_report
-from rollart_envs.swe.repository import TaskFailure, Tree
+from rollart_envs.swe.repository import RepositoryTree, TaskFailure
 from rollart_envs.swe.runs import TestRun
 from rollart_envs.swe.task import RepairTask, gold_statuses
 from rollart_envs.swe.tools import cut_output
-from rollart_envs.swe.workspace import Needs, Workspace, box_options, unpack
+from rollart_envs.swe.workspace import Needs, Workspace, sandbox_options, unpack
+from rollart_sandboxes.judging.functions import find_python
+from rollart_sandboxes.pool.source import SandboxSource
 
 TIMEOUT_S: Final = 1800.0
 LOG_CHARS: Final = 20_000
@@ -91,9 +91,9 @@ class _NoProof(Exception):
 
 
 async def judge_patch(
-    boxes: BoxSource,
+    boxes: SandboxSource,
     task: RepairTask,
-    tree: Tree | None,
+    tree: RepositoryTree | None,
     patch: str,
     needs: Needs,
     *,
@@ -119,7 +119,7 @@ async def judge_patch(
     began = time.monotonic()
     run_of(task)  # a row that does not say how its tests run costs no box
     wanted, left_out = acceptable(task, patch)
-    box = await boxes.take(**box_options(boxes, task, needs))
+    box = await boxes.take(**sandbox_options(boxes, task, needs))
     statuses: Statuses = {}
     why = log = ""
     try:

@@ -1,6 +1,6 @@
 """Repositories of tasks: the tree at the base commit, exported on the host.
 
-Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a :class:`Tree`, an
+Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a :class:`RepositoryTree`, an
 archive of files without history. Never: runs a repository's hooks, filters or attributes, writes
 to a mirror, or lets history out: the fix is in it.
 
@@ -48,14 +48,14 @@ class TaskFailure(EnvironmentFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class RepositoryTree:
     """The files of a repository at one commit."""
 
     archive: bytes
     """A ``.tar.gz``."""
 
 
-def base_tree(task: RepairTask, repos_dir: Path | None) -> Tree | None:
+def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None:
     """Return a task's tree at its base commit; it blocks while git runs.
 
     Returns:
@@ -109,7 +109,7 @@ def _commit(task: RepairTask, folder: Path) -> str:
 
 
 @lru_cache(maxsize=_MAX_KEPT)
-def _of_commit(folder: Path, commit: str) -> Tree:
+def _of_commit(folder: Path, commit: str) -> RepositoryTree:
     listed = _checked(_git(folder, "ls-tree", "-r", "-z", "--full-tree", commit)).split(b"\0")
     entries = [_entry(line) for line in listed if line]
     files = [(path, mode, sha) for mode, kind, sha, path in entries if kind == "blob"]
@@ -135,7 +135,7 @@ def _blobs(folder: Path, shas: list[str]) -> Iterator[bytes]:
         reader.read(1)
 
 
-def _of_row(task: RepairTask, files: object) -> Tree:
+def _of_row(task: RepairTask, files: object) -> RepositoryTree:
     if not isinstance(files, Mapping) or not files:
         raise _failure(task, "files has to map paths to texts")
     for path, text in files.items():
@@ -147,7 +147,7 @@ def _of_row(task: RepairTask, files: object) -> Tree:
         raise _failure(task, f"files: a path or text is no UTF-8: {error}") from None
 
 
-def _of_folder(folder: Path) -> Tree:
+def _of_folder(folder: Path) -> RepositoryTree:
     return _packed(_walked(folder))
 
 
@@ -165,7 +165,7 @@ def _walked(folder: Path) -> Iterator[tuple[str, str, bytes]]:
                 yield relative, mode, Path(path).read_bytes()
 
 
-def _packed(files: Iterator[tuple[str, str, bytes]]) -> Tree:
+def _packed(files: Iterator[tuple[str, str, bytes]]) -> RepositoryTree:
     """Return an archive of (path, git's mode, content)."""
     held = io.BytesIO()
     with (
@@ -181,7 +181,7 @@ def _packed(files: Iterator[tuple[str, str, bytes]]) -> Tree:
             else:
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
-    return Tree(held.getvalue())
+    return RepositoryTree(held.getvalue())
 
 
 def _is_git(folder: Path) -> bool:

@@ -11,22 +11,22 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from rollart_core.boxes import loop
-from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe.benches import of_start
 from rollart_envs.swe.make import Judge, Row
 from rollart_envs.swe.repair_judge import Report, judge_patch
-from rollart_envs.swe.repository import TaskFailure, Tree, base_tree
+from rollart_envs.swe.repository import RepositoryTree, TaskFailure, base_tree
 from rollart_envs.swe.task import RepairTask, RowError, repair_task
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.workspace import Needs, needs_of
+from rollart_sandboxes.pool import loop
+from rollart_sandboxes.pool.source import SandboxSource
 
 T = TypeVar("T")
 _END_S: Final = 20.0
 
 
-def judge_for(boxes: BoxSource, python: str) -> Callable[[TaskFolder], Judge]:
+def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge]:
     """Return what makes a judge of the rows of a folder."""
 
     def judge_in(folder: TaskFolder) -> Judge:
@@ -47,7 +47,7 @@ def judge_for(boxes: BoxSource, python: str) -> Callable[[TaskFolder], Judge]:
 
 
 async def _judged(
-    boxes: BoxSource, task: RepairTask, tree: Tree | None, patch: str, needs: Needs
+    boxes: SandboxSource, task: RepairTask, tree: RepositoryTree | None, patch: str, needs: Needs
 ) -> Report:
     """Judge a patch, once more if the box fails."""
     try:

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from rollart_core.boxes.judging import find_python
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe import probe
+from rollart_sandboxes.judging.functions import find_python
+from rollart_sandboxes.pool.source import SandboxSource
 
 REPO_DIR: Final = "/work/repo"
 _REPORT: Final = "/tmp/probe.jsonl"
@@ -80,7 +80,7 @@ class SuiteRun:
 class Suite:
     """How to run a repository's tests."""
 
-    boxes: BoxSource
+    boxes: SandboxSource
     python: str
     """Absolute path in the box; empty: the ``python3`` on its PATH."""
     python_path: tuple[Path, ...] = ()

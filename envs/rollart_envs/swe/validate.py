@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from rollart_core.boxes.judging import Interpreter, find_python, judge
-from rollart_core.boxes.source import BoxSource
 from rollart_core.errors import EpisodeError, UserError, first_line
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.logs import Status
@@ -36,6 +34,8 @@ from rollart_envs.swe.repair_judge import (
 from rollart_envs.swe.repository import base_tree
 from rollart_envs.swe.task import RepairTask
 from rollart_envs.swe.workspace import needs_of
+from rollart_sandboxes.judging.functions import JudgeInterpreter, find_python, judge
+from rollart_sandboxes.pool.source import SandboxSource
 
 Result: TypeAlias = Literal["full", "partial", "none", "error"]
 FUNCTION_TIMEOUT_S: Final = 30.0
@@ -66,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    boxes: BoxSource
+    boxes: SandboxSource
     beside: Path
     repos_dir: Path
     python: str
@@ -75,7 +75,7 @@ class _Order:
 
 async def validate(
     path: Path,
-    boxes: BoxSource,
+    boxes: SandboxSource,
     *,
     repos_dir: Path | None = None,
     concurrency: int = 2,
@@ -183,7 +183,7 @@ async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, 
     box = await order.boxes.take()
     try:
         path = order.python or await find_python(box)
-        interpreter = Interpreter(path, order.timeout_s or FUNCTION_TIMEOUT_S)
+        interpreter = JudgeInterpreter(path, order.timeout_s or FUNCTION_TIMEOUT_S)
         gold = await judge(box, task.hidden, task.gold_code, interpreter)
         buggy = await judge(box, task.hidden, task.buggy_code, interpreter)
     finally:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.repository import TaskFailure, Tree
+from rollart_envs.swe.repository import RepositoryTree, TaskFailure
 from rollart_envs.swe.task import RepairTask
+from rollart_sandboxes.pool.source import SandboxSource
 
 ARCHIVE: Final = "base.tar.gz"
 _UNPACK_S: Final = 300.0
@@ -108,7 +108,7 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     )
 
 
-def box_options(boxes: BoxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
+def sandbox_options(boxes: SandboxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
     """Return what a box for the task has to be told, besides the source's own options."""
     options: dict[str, object] = {}
     if needs.python_path:
@@ -119,7 +119,7 @@ def box_options(boxes: BoxSource, task: RepairTask, needs: Needs) -> dict[str, o
     return options
 
 
-async def unpack(box: Sandbox, task: RepairTask, tree: Tree | None) -> Workspace:
+async def unpack(box: Sandbox, task: RepairTask, tree: RepositoryTree | None) -> Workspace:
     """Put a tree into a box, or take the one of its image, and commit it.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollart_core.config_base import PositiveInt, Seed
+from rollart_core.config.base import PositiveInt, Seed
 
 
 class _GridConfig(BaseModel):

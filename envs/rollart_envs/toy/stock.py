@@ -1,6 +1,6 @@
 """A stock clerk: two questions to a tool, one answer. The smallest environment with tools.
 
-Takes: actions as ``rollart_core.tools`` writes them. Gives: 1 for the right answer, 0 for another,
+Takes: actions as ``rollart_core.rollout.tools`` writes them. Gives: 1 for the right answer, 0 for another,
 and for none within the episode. Never: tells the numbers in any other way than by its tool.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from hashlib import blake2b
 
-from rollart_core.tools import Call, ToolAction, ToolEnv, ToolError, ToolResult, tool
+from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolError, ToolResult, tool
 
 THINGS = ("shirts", "lamps", "cups", "hats", "bags", "chairs", "books", "bowls")
 SPLITS = {"train": (0, 100_000), "warm": (1_000_000, 1_000), "test": (2_000_000, 1_000)}

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollart_core.config_base import MOST, Seed
+from rollart_core.config.base import MOST, Seed
 from rollart_envs.webshop.files import find_files
 from rollart_envs.webshop.nouns import NO_SPACY, has_spacy
 

@@ -36,7 +36,7 @@ _COLORS = """
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PurchaseOutcome:
     """A purchase, judged."""
 
     reward: float
@@ -73,7 +73,7 @@ class Outcome:
 
 def judge(
     product: Product, goal: Goal, price: float, options: Mapping[str, str], nouns: Nouns
-) -> Outcome:
+) -> PurchaseOutcome:
     """Return the reward of buying ``product`` at ``price`` with ``options``, and its parts."""
     r_type, query_match, category_match, title_score = _type_reward(product, goal, nouns)
     attributes = _matched_attributes(product, goal.attributes)
@@ -84,7 +84,7 @@ def judge(
     chosen = _matched_options(list(options.values()), pairs)
     r_price = price <= goal.price_upper
     asked = len(goal.attributes) + len(pairs) + 1
-    return Outcome(
+    return PurchaseOutcome(
         reward=(attributes + chosen + r_price) / asked * r_type,
         r_type=r_type,
         r_att=attributes / len(goal.attributes),

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from rollart_envs.webshop.goals import Goal
 from rollart_envs.webshop.products import Product
-from rollart_envs.webshop.reward import Outcome, judge
+from rollart_envs.webshop.reward import PurchaseOutcome, judge
 from rollart_envs.webshop.shop import Shop
 
 BACK, NEXT, PREV, BUY = "Back to Search", "Next >", "< Prev", "Buy Now"
@@ -81,7 +81,7 @@ class Session:
     """Every query of this visit."""
     last_option: str | None = None
     """The option chosen by the last action, if that is what it did."""
-    outcome: Outcome | None = None
+    outcome: PurchaseOutcome | None = None
     """The judged purchase, once there is one."""
     clickables: Mapping[str, Click] = field(default_factory=dict)
 

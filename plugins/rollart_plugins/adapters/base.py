@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Protocol
 import gymnasium
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core.config_base import Number, Positive, PositiveInt
+from rollart_core.config.base import Number, Positive, PositiveInt
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
 from rollart_core.errors import PluginError
-from rollart_core.isolation import server
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
 from rollart_plugins.adapters.fields import Splits
-from rollart_plugins.adapters.process import Opening, RemoteSeat, describe, user_error
+from rollart_plugins.adapters.process import Opening, RemoteEnvProcess, describe, user_error
+from rollart_sandboxes.isolation import server
 
 DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
     "train": (0, 100_000),
@@ -63,7 +63,7 @@ class AdapterOptions(BaseModel):
     package's own, else train 0 to 100000, warm to 110000, test to 120000."""
 
 
-class Seat(Protocol):
+class RemoteEnv(Protocol):
     """A session, here or in another process."""
 
     def facts(self) -> Any:
@@ -163,7 +163,7 @@ class ForeignEnv(gymnasium.Env[Observation, str]):
     A process of another Python that died is started anew by the next ``reset``.
     """
 
-    def __init__(self, seat: Seat, opening: Opening, chosen: AdapterOptions) -> None:
+    def __init__(self, seat: RemoteEnv, opening: Opening, chosen: AdapterOptions) -> None:
         facts = seat.facts()
         self.observation_space: Any = Messages() if facts.get("messages") else Text()
         self.action_space = Text()
@@ -250,11 +250,11 @@ _CLASSES: Mapping[frozenset[str], type[ForeignEnv]] = {
 }
 
 
-def _open(opening: Opening, chosen: AdapterOptions) -> Seat:
+def _open(opening: Opening, chosen: AdapterOptions) -> RemoteEnv:
     if chosen.python is not None:
-        return RemoteSeat(opening)
+        return RemoteEnvProcess(opening)
     try:
-        return server.Seat(opening.path, opening.env_id, dict(opening.options))
+        return server.EnvSlot(opening.path, opening.env_id, dict(opening.options))
     except (LookupError, ValueError, ImportError) as e:
         raise _told(e, opening) from e
 

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 
-from rollart_core.config_base import Count
+from rollart_core.config.base import Count
 
 
 def _apart(value: dict[str, tuple[Count, Count]]) -> dict[str, tuple[Count, Count]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rollart_core.config_base import NonNegative
+from rollart_core.config.base import NonNegative
 from rollart_plugins.adapters.base import AdapterOptions, ForeignAdapter
 
 

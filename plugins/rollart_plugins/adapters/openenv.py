@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import gymnasium
 from pydantic import Field, field_validator
 
-from rollart_core.config_base import Seconds
+from rollart_core.config.base import Seconds
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, TextEnv, Timeouts
 from rollart_core.errors import EnvironmentFailure, PluginError

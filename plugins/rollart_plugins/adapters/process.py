@@ -1,7 +1,7 @@
 """A foreign package in a process of its own: one for each interpreter and adapter, shared by seats.
 
-Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteSeat`, which
-answers as a :class:`rollart_core.isolation.server.Seat` does. Never: outlives its last seat; a
+Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteEnvProcess`, which
+answers as a :class:`rollart_sandboxes.isolation.server.EnvSlot` does. Never: outlives its last seat; a
 process that dies fails the calls that wait on it, and the next reset begins with a new one.
 """
 
@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError, first_line
-from rollart_core.isolation import server
+from rollart_sandboxes.isolation import server
 
 CLOSE_S = 5.0
 """How long a seat that is closed, and a process that ends, are waited for."""
@@ -72,7 +72,7 @@ class HostProcess:
         """False when it will never answer again."""
         return self._process.poll() is None
 
-    def new_seat(self) -> int:
+    def new_env(self) -> int:
         """Return a number that no seat of this process has had."""
         return next(self._ids)
 
@@ -206,7 +206,7 @@ class Opening:
     options: Mapping[str, Any]
 
 
-class RemoteSeat:
+class RemoteEnvProcess:
     """A session in another process."""
 
     def __init__(self, opening: Opening) -> None:
@@ -216,7 +216,7 @@ class RemoteSeat:
             UserError: When the interpreter, the package, the id or the options are wrong.
         """
         self._process: HostProcess | None = _processes.lend(opening.python, opening.path)
-        self._seat = self._process.new_seat()
+        self._seat = self._process.new_env()
         self._pending: Future[Any] | None = None
         try:
             with _told_to_the_user(opening):
@@ -293,7 +293,7 @@ def describe(opening: Opening) -> dict[str, Any]:
     try:
         with _told_to_the_user(opening):
             asked = (opening.env_id, dict(opening.options))
-            answer = process.submit("describe", process.new_seat(), asked)
+            answer = process.submit("describe", process.new_env(), asked)
             return dict(answer.result())
     finally:
         _processes.take_back(process)

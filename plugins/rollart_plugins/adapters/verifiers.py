@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollart_core.config_base import Number, PositiveInt, Seconds
+from rollart_core.config.base import Number, PositiveInt, Seconds
 from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.errors import PluginError

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core.config_base import Bytes, PositiveInt
+from rollart_core.config.base import Bytes, PositiveInt
 
 
 class EmbeddedConfig(BaseModel):

@@ -37,7 +37,7 @@ from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import InferenceFailure
 from rollart_core.models.loading import RunnerOptions, load_runner, pick_device
 from rollart_core.models.lora import AdapterBase
-from rollart_core.models.runner import Runner, TokenBatch
+from rollart_cpu.inference.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.incoming import Incoming, Stage, fetch
 from rollart_plugins.engines.requests import ActiveRequest, check_request

@@ -23,9 +23,9 @@ from rollart_core.contracts.inference import (
     WeightSwap,
 )
 from rollart_core.contracts.weights import WeightChannel
-from rollart_core.endpoint.client import EndpointClient, Server
-from rollart_core.endpoint.judge import key_from
 from rollart_core.errors import ConfigError, ContextOverflow, EndpointError, InferenceFailure
+from rollart_core.inference.endpoint.client import EndpointClient, EndpointServer
+from rollart_core.inference.endpoint.judge import key_from
 from rollart_plugins.engines.openai_check import Served, check_tokens, served
 from rollart_plugins.engines.openai_config import OpenAIConfig, ServerConfig
 from rollart_plugins.engines.openai_wire import text_answer, text_body, token_answer, token_body
@@ -221,13 +221,13 @@ class OpenAIEngine(InferenceEngine):
         failure.retryable = error.kind in _TRY_ANEW
         return failure
 
-    def _server(self) -> Server:
+    def _server(self) -> EndpointServer:
         return server_of(self._config)
 
 
-def server_of(config: ServerConfig) -> Server:
+def server_of(config: ServerConfig) -> EndpointServer:
     """Return the server that a config names, with the key from the environment."""
-    return Server(
+    return EndpointServer(
         base_url=config.base_url,
         api_key=key_from(config.api_key_env),
         headers=config.headers,

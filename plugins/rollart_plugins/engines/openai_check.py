@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollart_core.endpoint.client import EndpointClient
 from rollart_core.errors import ConfigError, EndpointError, did_you_mean
+from rollart_core.inference.endpoint.client import EndpointClient
 from rollart_core.models.tokenizer import ChatTokenizer
 
 _START_RETRIES = 1

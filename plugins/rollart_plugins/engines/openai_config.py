@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollart_core.config_base import Count, NonNegative, Seconds
+from rollart_core.config.base import Count, NonNegative, Seconds
 
 
 class ServerConfig(BaseModel):

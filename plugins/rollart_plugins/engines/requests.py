@@ -13,8 +13,8 @@ import numpy as np
 
 from rollart_core.contracts.inference import FinishReason, GenerateRequest, GenerateResult
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.runner import Int64Array
 from rollart_core.types import TokenSpan
+from rollart_cpu.inference.runner import Int64Array
 from rollart_plugins.engines.sessions import KvOrigin, Session
 
 

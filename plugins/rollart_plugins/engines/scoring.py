@@ -14,7 +14,7 @@ import torch
 
 from rollart_core.contracts.inference import ScoreRequest
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.runner import Runner, TokenBatch
+from rollart_cpu.inference.runner import Runner, TokenBatch
 from rollart_plugins.engines.requests import refusal
 
 PIECE_TOKENS = 128

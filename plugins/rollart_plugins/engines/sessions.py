@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rollart_core.models.runner import Int64Array
+from rollart_cpu.inference.runner import Int64Array
 
 KvOrigin: TypeAlias = Literal["fresh", "kept", "recomputed"]
 """See :class:`rollart_core.types.TokenSpan`."""

@@ -48,7 +48,7 @@ from rollart_plugins.engines.sglang_server import (
     launch_argv,
     launch_environment,
 )
-from rollart_plugins.engines.sglang_weights import WeightRoad, new_road
+from rollart_plugins.engines.sglang_weights import WeightTransport, new_transport
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +133,7 @@ class SGLangEngine(InferenceEngine):
         self._facts = ModelFacts()
         self._server: SGLangServer | None = None
         self._client: SGLangClient | None = None
-        self._road: WeightRoad | None = None
+        self._road: WeightTransport | None = None
         self._watching: asyncio.Task[None] | None = None
         self._paused = False
         self._flights: dict[str, _Flight] = {}
@@ -168,7 +168,7 @@ class SGLangEngine(InferenceEngine):
             needs = Needs(self._max_tokens, self._keep_kv)
             launched = self._server is not None
             seen = await check_server(self._client, self._facts, needs, launched=launched)
-            self._road = new_road(config, self._client, seen, self._model_path)
+            self._road = new_transport(config, self._client, seen, self._model_path)
         except BaseException:
             await self.close()
             raise
@@ -419,7 +419,7 @@ class SGLangEngine(InferenceEngine):
         return EngineDied(self._death.result(), boundary="load_weights")
 
     def _prepared(
-        self, channel: WeightChannel, road: WeightRoad, policy_version: int
+        self, channel: WeightChannel, road: WeightTransport, policy_version: int
     ) -> tuple[Incoming, Any]:
         """Fetch weights, and prepare each tensor for the road as it comes; in a thread."""
         ready: list[Any] = []

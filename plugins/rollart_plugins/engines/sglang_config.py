@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rollart_core.config_base import Bytes, Count, PositiveInt, Seconds
+from rollart_core.config.base import Bytes, Count, PositiveInt, Seconds
 
 LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
 """What has no effect on servers that run already."""

@@ -36,7 +36,7 @@ from rollart_plugins.engines.weight_files import Named, new_room, write_model, w
 dist: Any = torch.distributed  # what it exports is not typed
 
 
-class WeightRoad(ABC):
+class WeightTransport(ABC):
     """One way for weights to a server."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class WeightRoad(ABC):
         """Free what it holds; may be called twice."""
 
 
-class DiskRoad(WeightRoad):
+class DiskTransport(WeightTransport):
     """A model folder for each version: config and tokenizer linked, the weights written."""
 
     def __init__(
@@ -76,7 +76,7 @@ class DiskRoad(WeightRoad):
         self._in_use: Path | None = None
 
     def prepare(self, tensors: Iterable[Named]) -> Path:
-        """Write the folder; see :meth:`WeightRoad.prepare`."""
+        """Write the folder; see :meth:`WeightTransport.prepare`."""
         self._num_written += 1
         folder = self._home / str(self._num_written)
         try:
@@ -92,7 +92,7 @@ class DiskRoad(WeightRoad):
         return folder
 
     async def send(self, ready: Path, tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightRoad.send`."""
+        """See :meth:`WeightTransport.send`."""
         body = {
             "model_path": str(ready),
             "weight_version": tag,
@@ -144,7 +144,7 @@ def _last_words(is_last: bool, tag: str, keep_kv: bool) -> dialect.Json:
     }
 
 
-class TensorRoad(WeightRoad):
+class TensorTransport(WeightTransport):
     """Pickled tensors in the request."""
 
     def __init__(self, client: SGLangClient, tp_size: int, bucket_bytes: int) -> None:
@@ -160,7 +160,7 @@ class TensorRoad(WeightRoad):
         ]
 
     async def send(self, ready: list[str], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightRoad.send`."""
+        """See :meth:`WeightTransport.send`."""
         async with self._session.update():
             for i, bucket in enumerate(ready):
                 body = {
@@ -170,7 +170,7 @@ class TensorRoad(WeightRoad):
                 await self._session.client.post(dialect.UPDATE_FROM_TENSOR, body, limit_s=None)
 
 
-class DistributedRoad(WeightRoad):
+class DistributedTransport(WeightTransport):
     """A broadcast; the group lives as long as the server."""
 
     def __init__(
@@ -189,7 +189,7 @@ class DistributedRoad(WeightRoad):
         return list(self._session.buckets(moved))
 
     async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightRoad.send`; a server that refuses leaves a broadcast nobody takes."""
+        """See :meth:`WeightTransport.send`; a server that refuses leaves a broadcast nobody takes."""
         if self._group is None:
             await self._join()
         async with self._session.update():
@@ -283,16 +283,16 @@ class DistributedRoad(WeightRoad):
                 group.abort()
 
 
-def new_road(
+def new_transport(
     config: SGLangConfig, client: SGLangClient, server: ServerFacts, model_path: str
-) -> WeightRoad:
+) -> WeightTransport:
     """Return the road that the config names."""
     if config.weight_road == "disk":
         folder = model_folder(model_path)
-        return DiskRoad(client, folder, config.weights_folder, config.bucket_bytes)
+        return DiskTransport(client, folder, config.weights_folder, config.bucket_bytes)
     if config.weight_road == "tensor":
-        return TensorRoad(client, server.tp_size, config.bucket_bytes)
-    return DistributedRoad(client, config, _backend(config, server), server.tp_size)
+        return TensorTransport(client, server.tp_size, config.bucket_bytes)
+    return DistributedTransport(client, config, _backend(config, server), server.tp_size)
 
 
 def _backend(config: SGLangConfig, server: ServerFacts) -> str:

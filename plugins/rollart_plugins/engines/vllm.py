@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
 from rollart_core.contracts.weights import WeightChannel
-from rollart_core.endpoint.client import Server
 from rollart_core.errors import ConfigError, EndpointError, EngineDied, InferenceFailure
+from rollart_core.inference.endpoint.client import EndpointServer
 from rollart_plugins.engines.openai import OpenAIEngine, server_of
 from rollart_plugins.engines.openai_config import OpenAIConfig, VllmConfig
 
@@ -283,5 +283,5 @@ class VllmEngine(OpenAIEngine):
             return EngineDied(self._dead, boundary="generate")
         return super()._failure(error)
 
-    def _server(self) -> Server:
+    def _server(self) -> EndpointServer:
         return replace(server_of(self._vllm), retry_lost=False)

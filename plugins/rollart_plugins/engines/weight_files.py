@@ -20,9 +20,9 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rollart_core.boxes.owner import is_left, stamp
 from rollart_core.errors import InferenceFailure
 from rollart_plugins.weights.tensors import buckets
+from rollart_sandboxes.pool.owner import is_left, stamp
 
 Named: TypeAlias = tuple[str, torch.Tensor]
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollart_core.boxes import loop as boxes
-from rollart_core.boxes.source import BoxSource
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import first_line
 from rollart_plugins.serverless.worker import LINE_BYTES
+from rollart_sandboxes.pool import loop as boxes
+from rollart_sandboxes.pool.source import SandboxSource
 
 PROGRAM = "rollart_plugins.serverless.worker"
 _END_S = 3.0
@@ -122,14 +122,14 @@ class ProcessCarrier(Carrier):
                     self._stderr.append(text)
 
 
-class BoxCarrier(Carrier):
+class SandboxCarrier(Carrier):
     """A box of a sandbox plugin, in which this machine's Python and packages can be read."""
 
     def __init__(
         self,
         take: Callable[[bytes], None],
         gone: Callable[[str], None],
-        source: BoxSource,
+        source: SandboxSource,
     ) -> None:
         super().__init__(take, gone)
         self._source = source
@@ -179,7 +179,7 @@ class BoxCarrier(Carrier):
         try:
             ended = await boxes.on_loop(
                 box.program(
-                    argv, take=self._took, begun=have, timeout_s=ttl_s, env=_box_environment()
+                    argv, take=self._took, begun=have, timeout_s=ttl_s, env=_sandbox_environment()
                 )
             )
         except Exception as e:
@@ -211,7 +211,7 @@ def _environment() -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
 
 
-def _box_environment() -> Mapping[str, str]:
+def _sandbox_environment() -> Mapping[str, str]:
     """Return what a worker in a box is told: nothing of this process's own secrets."""
     kept = _environment()
     return {k: kept[k] for k in ("PYTHONPATH", "OMP_NUM_THREADS", "PYTHONUTF8")}
@@ -226,8 +226,8 @@ def _readable() -> list[str]:
     return sorted(f for f in found if f != "/" and not f.startswith(system))
 
 
-def new_source(sandbox: Any) -> BoxSource:
+def new_source(sandbox: Any) -> SandboxSource:
     """Return where boxes of this kind come from."""
-    from rollart_core.boxes.source import box_source
+    from rollart_sandboxes.pool.source import sandbox_source
 
-    return box_source(sandbox)
+    return sandbox_source(sandbox)

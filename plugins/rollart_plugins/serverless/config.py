@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollart_core.config_base import MOST_BYTES, Bytes, Count, NonNegative, PositiveInt, Seconds
+from rollart_core.config.base import MOST_BYTES, Bytes, Count, NonNegative, PositiveInt, Seconds
 
 _MIB = 1 << 20
 LAMBDA_BYTES = 6 * _MIB

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from rollart_core import registry
 from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import result_problem
 from rollart_core.errors import (
@@ -25,6 +24,7 @@ from rollart_core.errors import (
     first_line,
     traced,
 )
+from rollart_core.plugins import registry
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.threads import ScoringThreads
 from rollart_plugins.serverless.wire import Outcome, Refused, WireAnswer, WireCall

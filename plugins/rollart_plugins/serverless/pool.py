@@ -28,7 +28,7 @@ from rollart_core.errors import (
     first_line,
 )
 from rollart_plugins.serverless import carriers
-from rollart_plugins.serverless.carriers import BoxCarrier, Carrier, ProcessCarrier
+from rollart_plugins.serverless.carriers import Carrier, ProcessCarrier, SandboxCarrier
 from rollart_plugins.serverless.config import PoolConfig
 from rollart_plugins.serverless.pool_worker import CannotStart, PoolWorker
 from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
@@ -125,7 +125,7 @@ class PoolBackend(RemoteBackend):
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._source is not None:
-            from rollart_core.boxes.loop import on_loop
+            from rollart_sandboxes.pool.loop import on_loop
 
             await on_loop(self._source.close())
 
@@ -231,7 +231,7 @@ class PoolBackend(RemoteBackend):
 
     def _new_carrier(self, take: Callable[[bytes], None], gone: Callable[[str], None]) -> Carrier:
         if self._source is not None:
-            return BoxCarrier(take, gone, self._source)
+            return SandboxCarrier(take, gone, self._source)
         return ProcessCarrier(take, gone)
 
     def _lost(self, worker: PoolWorker) -> None:

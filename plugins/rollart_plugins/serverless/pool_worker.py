@@ -29,7 +29,7 @@ class CannotStart(Exception):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Pending:
     future: asyncio.Future[bytes]
     weight: int
     timer: asyncio.TimerHandle
@@ -52,7 +52,7 @@ class PoolWorker:
     ) -> None:
         self._settle, self._lost = settle, lost
         self._carrier = new_carrier(self._take, self._gone)
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Pending] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle: asyncio.TimerHandle | None = None
         self.num_busy = 0
@@ -87,7 +87,7 @@ class PoolWorker:
         self._stop_watching()
         due_s = loop.time() + deadline_s
         timer = loop.call_at(due_s + _GRACE_S, self._overdue, number)
-        asked = self._asked[number] = _Asked(loop.create_future(), weight, timer)
+        asked = self._asked[number] = _Pending(loop.create_future(), weight, timer)
         self._carrier.write(b"%d %b\n" % (number, body))
         try:
             return await asked.future

@@ -156,8 +156,8 @@ class RayServeBackend(RemoteBackend):
             raise ConfigError(NO_RAY_SERVE) from e
         if ray.is_initialized():
             return
-        from rollart_core.config_runtime import RayRuntime
-        from rollart_core.runtime.ray_cluster import RayCluster
+        from rollart_core.config.runtime import RayRuntime
+        from rollart_ray.cluster import RayCluster
 
         config = self.config
         # Serve's own controller has no reserved core; one more is for what else there is.

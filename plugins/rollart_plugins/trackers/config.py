@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollart_core.config_base import Seconds
+from rollart_core.config.base import Seconds
 
 NO_WANDB = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
 Text = Annotated[str, Field(min_length=1)]

@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 import torch
 
 from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_plugins.weights.broker import Block, Hub, HubOptions
 from rollart_plugins.weights.config import BUCKET_BYTES
 from rollart_plugins.weights.group import BroadcastGroup, Membership, open_store
-from rollart_plugins.weights.hub import Block, Hub, HubOptions
 from rollart_plugins.weights.tensors import Tensors, buckets, pack, view
 from rollart_plugins.weights.wire import Message, receive, receive_block, send
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from rollart_core.config_base import Bytes, PositiveInt, Seconds
+from rollart_core.config.base import Bytes, PositiveInt, Seconds
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -58,8 +58,8 @@ class DeltaConfig(BaseModel):
 
     @model_validator(mode="after")
     def _carrier_exists(self) -> Self:
-        from rollart_core import registry
         from rollart_core.errors import UserError
+        from rollart_core.plugins import registry
 
         options = {"id": self.over} if isinstance(self.over, str) else dict(self.over)
         channel_id = options.pop("id", None)

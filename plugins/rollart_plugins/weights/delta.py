@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from rollart_core import registry
 from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.plugins import registry
 from rollart_plugins.weights.codec import (
     Bytes,
     ChecksumMismatch,

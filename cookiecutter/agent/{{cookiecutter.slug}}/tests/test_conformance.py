@@ -1,6 +1,6 @@
 """The task keeps RollArt's contract."""
 
-from rollart_core.testing import assert_checks, check_agent
+from rollart_testing import assert_checks, check_agent
 
 from {{ cookiecutter.module }}.plugin import rollart_environments
 from {{ cookiecutter.module }}.task import {{ cookiecutter.class_name }}

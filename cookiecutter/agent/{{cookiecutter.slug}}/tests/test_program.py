@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from rollart_core.contracts.agent import AgentResult, Recorded
-from rollart_core.testing import ScriptedEndpoint
-from rollart_core.testing.endpoint import Asked
+from rollart_testing import ScriptedEndpoint
+from rollart_testing.endpoint import Asked
 
 from {{ cookiecutter.module }}.task import {{ cookiecutter.class_name }}
 

@@ -1,7 +1,7 @@
 """The algorithm keeps RollArt's contract, and computes what its formula says."""
 
 import pytest
-from rollart_core.testing import assert_checks, check_algorithm, example_group
+from rollart_testing import assert_checks, check_algorithm, example_group
 
 from {{ cookiecutter.module }}.algorithm import {{ cookiecutter.class_name }}
 

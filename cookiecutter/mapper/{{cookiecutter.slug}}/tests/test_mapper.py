@@ -2,7 +2,7 @@
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Pool
-from rollart_core.testing import assert_checks, check_mapper
+from rollart_testing import assert_checks, check_mapper
 
 from {{ cookiecutter.module }}.mapper import {{ cookiecutter.class_name }}
 

@@ -1,8 +1,8 @@
 """Tells RollArt what this package brings; rollart.yaml says it."""
 
 from rollart_core.contracts.reward import RewardSpec
-from rollart_core.hookspecs import hookimpl
-from rollart_core.manifest import specs
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.plugins.manifest import specs
 
 
 @hookimpl

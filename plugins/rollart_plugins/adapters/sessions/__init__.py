@@ -1,7 +1,7 @@
 """What touches a foreign package, one module each, for Python 3.8 and the standard library alone.
 
 Any interpreter that has the foreign package can load such a module by its path, without RollArt:
-:mod:`rollart_core.isolation.server` does, in this process or in one of its own. A module has
+:mod:`rollart_sandboxes.isolation.server` does, in this process or in one of its own. A module has
 
     IMPORTS = ("gymnasium",)         what it imports of the foreign package, before all else
     GLOBAL_RANDOM = True             optional: the package draws from `random` or `numpy.random`;

@@ -1,0 +1,225 @@
+"""`rollart bench adapters`: foreign environments through RollArt beside their own libraries' loops.
+
+Each side makes one environment and plays the episodes of seeds 0, 1, 2, ... with the same random
+actions (so the returns must be equal, and are compared), one after the other, in this process. Ours
+goes through ``rollart_core.make``: reset, step and the checks on what they give. Sides take turns.
+With ``python=...`` ours runs in that other Python; the native loop stays here.
+
+Takes: ``rounds``, ``seconds`` (of each side in a round), ``only`` (an adapter), ``python``,
+``short``. Gives: rows of rollouts/s; a case whose package is not installed is skipped. Never:
+installs anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+import rollart_core
+from rollart_bench import native_envs, openenv_rows
+from rollart_bench.native_envs import Player
+from rollart_bench.openenv_rows import OPENENV
+from rollart_bench.options import Options
+from rollart_bench.rows import result, row, tell
+from rollart_bench.skip import BenchSkipped
+from rollart_core.contracts.adapter import EnvAdapterSpec
+from rollart_core.errors import PluginError, RollartError, first_line
+from rollart_core.plugins import registry
+
+TAKES: Final = ("rounds", "seconds", "only", "python", "short")
+
+NUM_SEEDS = 200
+"""Seeds are used again after so many episodes."""
+NUM_COMPARED = 20
+"""Episodes whose returns are compared before anything is timed."""
+UNIT = "rollouts/s"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One environment on both sides."""
+
+    adapter: str
+    env_id: str
+    native: Callable[[str, int], Player]
+    action: Callable[[Random], str] | None = None
+    """What is said, from a generator; None: one of the available actions."""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The id in RollArt."""
+        return f"{self.adapter}::{self.env_id}"
+
+
+def _choice(num_actions: int, rng: Random) -> str:
+    return str(rng.randrange(num_actions))
+
+
+def cases() -> list[Case]:
+    """Return every environment that is measured."""
+    gym, rg = native_envs.gymnasium, native_envs.reasoning_gym
+    split = {"splits": {"train": [0, NUM_SEEDS]}}
+    rows = {"tasks": {"train": native_envs.gsm8k_rows()}}
+    corridor = "rollart_bench.native_envs:Corridor"
+    return [
+        *(
+            Case("gymnasium", env_id, gym, partial(_choice, num_actions), split)
+            for env_id, num_actions in (
+                ("FrozenLake-v1", 4),
+                ("Taxi-v4", 6),
+                ("CliffWalking-v1", 4),
+                ("Blackjack-v1", 2),
+            )
+        ),
+        *(
+            Case("reasoning-gym", name, rg, native_envs.number, {"extract": "text"})
+            for name in ("leg_counting", "basic_arithmetic", "spell_backward")
+        ),
+        *(
+            Case("gem", env_id, native_envs.gem, native_envs.boxed)
+            for env_id in ("game:GuessTheNumber-v0-easy", "game:Mastermind-v0-hard")
+        ),
+        *(
+            Case("textarena", env_id, native_envs.textarena, native_envs.bracketed)
+            for env_id in ("GuessTheNumber-v0", "TowerOfHanoi-v0")
+        ),
+        Case("skyrl-gym", "gsm8k", native_envs.skyrl_gym, _gsm8k_answer, rows),
+        Case("roll-gem", corridor, native_envs.cells, _walk, {"reward_range": [0, 1]}),
+    ]
+
+
+def _gsm8k_answer(rng: Random) -> str:
+    return f"#### {native_envs.number(rng)}"
+
+
+def _walk(rng: Random) -> str:
+    return native_envs.Corridor.WORDS[rng.randrange(2)]
+
+
+def run(options: Mapping[str, object]) -> dict[str, object]:
+    """Run the benchmark.
+
+    Args:
+        options: ``rounds`` (3), ``seconds`` (2), ``only``, ``python``; ``short``: one round of 0.3
+            s.
+
+    Returns:
+        The object of ``rollart bench --json``.
+
+    Raises:
+        UserError: If an option is wrong.
+    """
+    asked = Options("adapters", options)
+    rounds = asked.integer("rounds", 1 if asked.short else 3)
+    seconds = asked.number("seconds", 0.3 if asked.short else 2.0)
+    adapters = [*dict.fromkeys(case.adapter for case in cases()), OPENENV]
+    only = asked.names("only", adapters)
+    chosen = [case for case in cases() if case.adapter in only]
+    more = {"python": asked.text("python", "")} if "python" in asked else {}
+    rows, skipped = [], {}
+    for case in chosen:
+        try:
+            rows.append(_row(case, {**case.options, **more}, rounds, seconds))
+        except BenchSkipped as e:
+            skipped[case.name] = str(e)
+    if OPENENV in only:
+        try:
+            rows += openenv_rows.rows(rounds, seconds)
+        except BenchSkipped as e:
+            skipped[OPENENV] = str(e)
+    versions = dict(_versions(chosen))
+    return result("adapters", rows, skipped_cases=skipped, conditions=versions)
+
+
+def _row(
+    case: Case, options: Mapping[str, object], rounds: int, seconds: float
+) -> dict[str, object]:
+    """Measure one environment.
+
+    Raises:
+        BenchSkipped: If its package is not installed.
+    """
+    tell(f"{case.name} ...")
+    try:
+        ours, close = _ours(case, options)
+        theirs = case.native(case.env_id, registry.env_spec(case.name, options).max_turns)
+    except (PluginError, ImportError) as e:
+        if "python" not in options and _version(case.adapter) is not None:
+            raise  # what it needs is there
+        raise BenchSkipped(first_line(str(e))) from e
+    try:
+        _compare(case, ours, theirs)
+        got = [(_rate(ours, seconds), _rate(theirs, seconds)) for _ in range(rounds)]
+    finally:
+        close()
+    rates = median(a for a, _ in got), median(b for _, b in got)
+    return row(case.name, *rates, "its own loop", UNIT, ratios=[a / b for a, b in got])
+
+
+def _ours(case: Case, options: Mapping[str, object]) -> tuple[Player, Callable[[], None]]:
+    """Return our player, and what closes its environment."""
+    env: Any = rollart_core.make(case.name, **options)
+    action = case.action
+    assert action is not None
+
+    def play(seed: int, rng: Random) -> float:
+        env.reset(options={"task": seed % num_tasks, "split": "train"})
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(action(rng))
+            total, over = total + reward, terminated or truncated
+        return total
+
+    num_tasks = env.num_tasks("train")
+    return play, env.close
+
+
+def _compare(case: Case, ours: Player, theirs: Player) -> None:
+    """Play the same episodes on both sides.
+
+    Raises:
+        RollartError: When a return differs: then it is not the same environment.
+    """
+    for seed in range(NUM_COMPARED):
+        pair = ours(seed, Random(seed)), theirs(seed, Random(seed))
+        if abs(pair[0] - pair[1]) > 1e-9:
+            raise RollartError(
+                f"{case.name}, seed {seed}: a return of {pair[0]}, its own {pair[1]}"
+            )
+
+
+def _rate(play: Player, seconds: float) -> float:
+    """Return episodes per second."""
+    began = time.perf_counter()
+    num_played = 0
+    while (passed := time.perf_counter() - began) < seconds:
+        seed = num_played % NUM_SEEDS
+        play(seed, Random(seed))
+        num_played += 1
+    return num_played / passed
+
+
+def _versions(chosen: list[Case]) -> Iterator[tuple[str, str]]:
+    for adapter in dict.fromkeys(case.adapter for case in chosen):
+        if version := _version(adapter):
+            yield _package(adapter), version
+
+
+def _version(adapter: str) -> str | None:
+    """Return the version of the package that an adapter is for; None if it is not installed."""
+    try:
+        return metadata.version(_package(adapter))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _package(adapter: str) -> str:
+    spec = registry.spec("env_adapters", adapter)
+    return (spec.package if isinstance(spec, EnvAdapterSpec) else "") or "rollart"

@@ -1,0 +1,266 @@
+"""`rollart bench sandbox`: boxes beside `docker exec`: starts, commands, resets, memory.
+
+Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is
+skipped. Never: knows a wall by anything but its name and the options of its config.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median, quantiles
+from typing import Any, Final
+
+from rollart_bench.docker_exec import DockerExec
+from rollart_bench.options import Options
+from rollart_bench.rows import result, row, tell
+from rollart_bench.sandbox_memory import memory_bytes
+from rollart_bench.skip import why_no_sandbox
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.errors import EpisodeError, first_line
+from rollart_core.plugins import registry
+
+TAKES: Final = ("sandbox", "image", "boxes", "execs", "resets", "starts", "held", "short")
+
+MARK_START_MS = 60.0
+MARK_EXEC = 10.0
+IMAGE = "rollart-test:latest"
+SANDBOXES = ("process", "bubblewrap", "docker")
+_FOLDERS, _FILES = 80, 25
+_GIT = "git reset -q --hard && git clean -qfdx"
+_CHANGE = "echo x > d3/f4; rm d5/f6; mkdir new; echo y > new/file"
+_REPOSITORY = f"""
+for i in $(seq {_FOLDERS}); do
+  mkdir d$i; for j in $(seq {_FILES}); do echo $i $j > d$i/f$j; done
+done
+git init -q . && git config user.email a@example.org && git config user.name A || exit
+git add . && git commit -qm first && git gc -q
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured."""
+
+    num_boxes: int
+    """One after the other."""
+    num_execs: int
+    """In each."""
+    num_resets: int
+    """In one box."""
+    num_started: int
+    """At once, for boxes/s."""
+    num_held: int
+    """At the same time."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds of one sandbox."""
+
+    start: list[float] = field(default_factory=list)
+    close: list[float] = field(default_factory=list)
+    exec: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    """Of each peer's median to ours, box by box."""
+    reset: list[float] = field(default_factory=list)
+    git: list[float] = field(default_factory=list)
+    boxes_a_second: float = 0.0
+    num_held: int = 0
+    memory_bytes: list[int] = field(default_factory=list)
+
+
+def run(options: Mapping[str, object]) -> dict[str, object]:
+    """Run the benchmark.
+
+    Args:
+        options: ``sandbox`` (``process,bubblewrap,docker``), ``image`` of docker's boxes and of the
+            peer (``rollart-test:latest``), ``boxes`` (10) one after the other, ``execs`` (30) in
+            each, ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32) at once; ``short``
+            for a fifth of all.
+
+    Returns:
+        The object of ``rollart bench --json``.
+    """
+    asked = Options("sandbox", options)
+    share = 5 if asked.short else 1
+    extent = Extent(
+        num_boxes=asked.integer("boxes", 10 // share),
+        num_execs=asked.integer("execs", 30 // share),
+        num_resets=asked.integer("resets", 10 // share),
+        num_started=asked.integer("starts", 32 // share),
+        num_held=asked.integer("held", 32 // share),
+    )
+    names, image = asked.names("sandbox", (), SANDBOXES), asked.text("image", IMAGE)
+    reasons = {name: why_no_sandbox(name, _options(name, image)) for name in dict.fromkeys(names)}
+    no_engine = why_no_sandbox("docker", _options("docker", image))
+    rows = asyncio.run(
+        _measure_all([n for n in reasons if not reasons[n]], image, extent, peer=not no_engine)
+    )
+    reasons["docker exec"] = no_engine
+    return result(
+        "sandbox", rows, skipped_cases={case: why for case, why in reasons.items() if why}
+    )
+
+
+async def _measure_all(
+    names: Sequence[str], image: str, extent: Extent, *, peer: bool
+) -> list[dict[str, object]]:
+    makers = {
+        name: partial(registry.build, "sandboxes", name, _options(name, image)) for name in names
+    }
+    times = {name: Times() for name in makers}
+    with ExitStack() as stack:
+        ways: Mapping[str, Callable[[], float]] = {}
+        if peer and makers:
+            container = DockerExec(image)
+            stack.callback(container.close)
+            ways = container.ways()
+        for turn in range(extent.num_boxes):
+            for name, make in makers.items():
+                tell(f"{name}: box {turn + 1} of {extent.num_boxes}")
+                await _one_sandbox(make, ways, extent.num_execs, times[name])
+        for name, make in makers.items():
+            tell(f"{name}: resets, starts at once, boxes held")
+            await _resets(make, extent.num_resets, times[name])
+            times[name].boxes_a_second = await _starts(make, extent.num_started)
+            await _hold(make, extent.num_held, times[name])
+    return [made for name in makers for made in _rows(name, times[name])]
+
+
+def _options(name: str, image: str) -> dict[str, Any]:
+    model = registry.config_model("sandboxes", name)
+    fields = model.model_fields if model is not None else {}
+    known: dict[str, Any] = {"trusted": True, "image": image, "pull": "never"}
+    return {key: value for key, value in known.items() if key in fields}
+
+
+async def _one_sandbox(
+    make: Callable[[], Sandbox],
+    ways: Mapping[str, Callable[[], float]],
+    num_execs: int,
+    times: Times,
+) -> None:
+    """Start a box, run commands in turn with the peers, and close it."""
+    box = make()
+    times.start.append(await _timed(box.start))
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {peer: [] for peer in ways}
+    try:
+        for _ in range(num_execs):
+            ours.append(await _timed(partial(box.exec, ["true"], timeout_s=60)))
+            for peer, way in ways.items():
+                theirs[peer].append(await asyncio.to_thread(way))
+    finally:
+        times.close.append(await _timed(box.close))
+    times.exec += ours
+    for peer, values in theirs.items():
+        times.peers.setdefault(peer, []).extend(values)
+        times.ratios.setdefault(peer, []).append(median(values) / median(ours))
+
+
+async def _resets(make: Callable[[], Sandbox], num_resets: int, times: Times) -> None:
+    """Reset a changed repository, in turn with git's own way."""
+    box = make()
+    await box.start()
+    try:
+        made = await box.exec(["/bin/sh", "-c", _REPOSITORY], timeout_s=300)
+        snapshot = await box.snapshot()
+        for _ in range(num_resets):
+            await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+            times.reset.append(await _timed(partial(box.restore, snapshot)))
+            if made.exit_code == 0:
+                await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+                git = partial(box.exec, ["/bin/sh", "-c", _GIT], timeout_s=60)
+                times.git.append(await _timed(git))
+                await box.restore(snapshot)
+    finally:
+        await box.close()
+
+
+async def _starts(make: Callable[[], Sandbox], num_boxes: int, at_once: int = 8) -> float:
+    """Return how many boxes a second start, so many at once."""
+    boxes = [make() for _ in range(num_boxes)]
+    limit = asyncio.Semaphore(at_once)
+
+    async def start(box: Sandbox) -> None:
+        async with limit:
+            await box.start()
+
+    try:
+        began = time.perf_counter()
+        await asyncio.gather(*map(start, boxes))
+        return num_boxes / (time.perf_counter() - began)
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
+
+
+async def _hold(make: Callable[[], Sandbox], num_boxes: int, times: Times) -> None:
+    """Hold boxes at the same time: how many answer, and what each takes."""
+    boxes: list[Sandbox] = []
+    try:
+        for _ in range(num_boxes):
+            box = make()
+            try:
+                await box.start()
+            except EpisodeError as e:
+                tell(f"after {len(boxes)} boxes: {first_line(str(e))}")
+                break
+            boxes.append(box)
+        done = [await box.exec(["true"], timeout_s=60) for box in boxes]
+        times.num_held = sum(result.exit_code == 0 for result in done)
+        pids = [pid for box in boxes if (pid := getattr(box, "agent_pid", None))]
+        times.memory_bytes = [size for pid in pids if (size := memory_bytes(pid)) is not None]
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
+
+
+async def _timed(action: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await action()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _rows(name: str, times: Times) -> Iterator[dict[str, object]]:
+    mark = MARK_START_MS if name == "bubblewrap" else None
+    yield from _spread(f"{name}: start", times.start, mark)
+    yield from _spread(f"{name}: exec true", times.exec)
+    for peer, values in times.peers.items():
+        yield row(
+            f"{name}: exec true beside {peer}, p50",
+            median(times.exec),
+            median(values),
+            peer,
+            "ms",
+            ratios=times.ratios[peer],
+            mark=MARK_EXEC,
+        )
+    yield from _spread(f"{name}: close", times.close)
+    ratios = [git / ours for git, ours in zip(times.git, times.reset, strict=False)]
+    yield row(
+        f"{name}: resets of {_FOLDERS * _FILES} files, 4 changed",
+        1e3 / median(times.reset),
+        1e3 / median(times.git) if times.git else None,
+        _GIT if times.git else None,
+        "1/s",
+        ratios=ratios or None,
+    )
+    yield row(f"{name}: starts, 8 at once", times.boxes_a_second, None, None, "1/s")
+    yield row(f"{name}: boxes held at once", times.num_held, None, None, "boxes")
+    if times.memory_bytes:  # else the system does not say
+        size = median(times.memory_bytes) / 2**20
+        yield row(f"{name}: memory of an empty box", size, None, None, "MiB")
+
+
+def _spread(
+    case: str, values: Sequence[float], mark: float | None = None
+) -> Iterator[dict[str, object]]:
+    cuts = quantiles(values, n=100, method="inclusive")
+    met = cuts[49] < mark if mark is not None else None
+    yield row(f"{case}, p50", cuts[49], None, None, "ms", mark=mark, meets_mark=met)
+    yield row(f"{case}, p95", cuts[94], None, None, "ms")

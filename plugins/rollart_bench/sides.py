@@ -1,0 +1,76 @@
+"""One side of a benchmark: a function in a process of its own, or a run without a display.
+
+Takes: a function's name and plain JSON values; a run config as a mapping. Gives: what the function
+returned; a report. Never: measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rollart_core.config.load import validate
+from rollart_core.config.resolve import resolve_run
+from rollart_core.errors import ConfigError, RollartError
+from rollart_core.runtime.launch import launch
+from rollart_core.runtime.report import RunReport
+
+
+def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
+    """Call ``"module:function"`` in a new process.
+
+    What it returns comes back in a file, so it may print what it likes.
+
+    Args:
+        function: Takes one mapping and returns one, both plain JSON.
+        argument: What it is given.
+
+    Raises:
+        RollartError: When it failed; with the last line it wrote.
+    """
+    # Threads are each side's own business, whatever this shell says of them.
+    inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
+        path = Path(folder) / "result.json"
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, function, json.dumps(argument), str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=inherited,
+            check=False,
+        )
+        if done.returncode or not path.exists():
+            text = done.stdout.decode(errors="replace")
+            said = [line.strip() for line in text.splitlines() if line.strip()]
+            raise RollartError(f"{function} failed: {said[-1] if said else 'without a word'}")
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def run_mapping(mapping: Mapping[str, object]) -> RunReport:
+    """Launch a run config given as plain data, without a display.
+
+    Raises:
+        ConfigError: When it is no run config.
+    """
+    config, problems = validate(mapping)
+    if config is None or problems:
+        raise ConfigError("\n".join(p.within() for p in problems))
+    return launch(resolve_run(config))
+
+
+def _main(function: str, argument: str, path: str) -> None:
+    module, _, name = function.partition(":")
+    result = getattr(import_module(module), name)(json.loads(argument))
+    Path(path).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

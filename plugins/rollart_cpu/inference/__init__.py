@@ -1,0 +1,1 @@
+"""A decoder for CPUs."""

@@ -1,0 +1,229 @@
+"""Our own decoder for the Llama, Mistral, Qwen2 and Qwen3 family.
+
+    token ids -> embedding -> layers x [norm, qkv, rotate + store, attend, out, norm, mlp] -> head
+
+Takes: packed token batches, no padding. Gives: logits of the wanted rows; in the last layer only
+those rows are computed after their keys and values are stored. Never: allocates per step on a CPU
+(buffers are made once), or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rollart_cpu.inference.architecture import Architecture
+from rollart_cpu.inference.decoder_weights import DecoderWeights, LayerWeights, Linear
+from rollart_cpu.inference.kernels import load_kernels
+from rollart_cpu.inference.layout import Layout, lay_out
+from rollart_cpu.inference.native_ops import NativeOps, fits
+from rollart_cpu.inference.ops import Ops
+from rollart_cpu.inference.runner import Runner, TokenBatch
+from rollart_cpu.inference.torch_ops import TorchOps
+
+TILE_ROWS = 64
+"""Rows of every matrix product in deterministic mode: a product of one shape gives a row the same
+bits wherever it stands, products of two shapes may not."""
+
+
+FLOPS_WORTH_THREADS = 3e7
+"""A CPU step of less work runs on one thread: waking others costs more than it saves, and ten times
+more on a busy machine, where the one that is waited for may not be running."""
+
+
+class Decoder(Runner):
+    """A runner of our own."""
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        num_slots: int,
+        max_tokens: int,
+        max_batch_tokens: int,
+        deterministic: bool = False,
+        kernels: str = "auto",
+    ) -> None:
+        """Allocate cache and buffers.
+
+        Args:
+            weights: Allocated weights; loaded by :meth:`load`.
+            num_slots: Rows of the cache.
+            max_tokens: Positions of a row.
+            max_batch_tokens: Most rows of one batch.
+            deterministic: Give a row the same bits whatever stands beside it.
+            kernels: ``auto``, ``native`` or ``torch``.
+
+        Raises:
+            UserError: When ``native`` kernels are asked for and cannot be had.
+        """
+        self._w, self._shape = weights, weights.shape
+        self._spare: DecoderWeights | None = None
+        self.vocab_size = self._shape.vocab_size
+        self.num_slots, self.max_tokens = num_slots, max_tokens
+        self._tile = TILE_ROWS if deterministic else 1
+        self._adaptive = not deterministic and weights.embedding.device.type == "cpu"
+        self.max_batch_tokens = -(-max_batch_tokens // self._tile) * self._tile
+        self._ops = self._make_ops(kernels, deterministic)
+        self._buffers = self._make_buffers()
+
+    def _make_ops(self, kernels: str, deterministic: bool) -> Ops:
+        table = self._w.embedding
+        rope = rope_tables(self._shape, self.max_tokens, table.device)
+        slots, tokens = self.num_slots, self.max_tokens
+        native = table.device.type == "cpu" and table.dtype == torch.float32 and fits(self._shape)
+        library = load_kernels(kernels == "native") if native and kernels != "torch" else None
+        self.is_native = library is not None
+        if library is not None:
+            return NativeOps(library, self._shape, rope, slots, tokens)
+        return TorchOps(
+            self._shape, rope, slots, tokens, dtype=table.dtype, deterministic=deterministic
+        )
+
+    def _make_buffers(self) -> dict[str, torch.Tensor]:
+        s, like, rows = self._shape, self._w.embedding, self.max_batch_tokens
+        widths = {
+            "x": s.width,
+            "h": s.width,
+            "qkv": s.qkv_width,
+            "heads": s.num_heads * s.head_dim,
+            "y": s.width,
+            "gate_up": 2 * s.ffn_width,
+            "ffn": s.ffn_width,
+            "x_wanted": s.width,
+            "qkv_wanted": s.qkv_width,
+        }
+        return {name: like.new_zeros(rows, width) for name, width in widths.items()}
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """See :meth:`Runner.load`."""
+        with torch.inference_mode():
+            return self._w.load(tensors)
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """See :meth:`Runner.stage`."""
+        with torch.inference_mode(), _nearby(self._w.embedding.device):
+            self._spare = self._spare or self._w.alike()
+            return self._spare.fill(tensors)
+
+    def swap(self) -> None:
+        """See :meth:`Runner.swap`."""
+        assert self._spare is not None, "nothing was staged"
+        self._w, self._spare = self._spare, self._w
+
+    def clear(self, slot: int) -> None:
+        """See :meth:`Runner.clear`."""
+        self._ops.clear(slot)
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """See :meth:`Runner.copy_prefix`."""
+        self._ops.copy_prefix(source, target, num_tokens)
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        """See :meth:`Runner.forward`."""
+        threads = torch.get_num_threads()
+        flops = 2 * batch.num_tokens * self._w.num_products
+        if threads == 1 or not self._adaptive or flops >= FLOPS_WORTH_THREADS:
+            return self._forward(batch)
+        torch.set_num_threads(1)
+        try:
+            return self._forward(batch)
+        finally:
+            torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def _forward(self, batch: TokenBatch) -> torch.Tensor:
+        num, device = batch.num_tokens, self._w.embedding.device
+        layout = lay_out(batch, split=device.type == "cpu" and torch.get_num_threads() > 1)
+        x = self._rows("x", num)
+        ids = torch.from_numpy(batch.token_ids).to(device)
+        torch.index_select(self._w.embedding, 0, ids, out=x)
+        residual: torch.Tensor | None = None
+        for i, layer in enumerate(self._w.layers):
+            last = i == len(self._w.layers) - 1
+            x, residual = self._layer(i, layer, x, residual, layout, last=last)
+        h = self._rows("h", x.shape[0])
+        self._ops.norm(x, residual, self._w.norm, h)
+        logits = x.new_empty(self._padded(x.shape[0]), self.vocab_size)
+        self._multiply("h", self._w.head, logits, x.shape[0])
+        return logits[: x.shape[0]].float()
+
+    def _layer(
+        self,
+        i: int,
+        w: LayerWeights,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        layout: Layout,
+        *,
+        last: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream ``[N or R, D]`` and what is still to be added to it."""
+        ops, num = self._ops, x.shape[0]
+        ops.norm(x, residual, w.norm1, self._rows("h", num))
+        qkv = self._linear("h", w.qkv, "qkv", num)
+        ops.rotate_and_store(i, qkv, (w.q_norm, w.k_norm), layout)
+        items = layout.items
+        if last and not layout.all_wanted:
+            x, qkv = self._only_wanted(x, qkv, layout)
+            num, items = x.shape[0], layout.wanted_items
+        ops.attend(i, qkv, self._rows("heads", num), items)
+        ops.norm(x, self._linear("heads", w.out, "y", num), w.norm2, self._rows("h", num))
+        ops.silu_mul(self._linear("h", w.gate_up, "gate_up", num), self._rows("ffn", num))
+        return x, self._linear("ffn", w.down, "y", num)
+
+    def _only_wanted(
+        self, x: torch.Tensor, qkv: torch.Tensor, layout: Layout
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.from_numpy(layout.wanted_rows).to(x.device)
+        x_wanted = self._rows("x_wanted", len(rows))
+        qkv_wanted = self._rows("qkv_wanted", len(rows))
+        return (
+            torch.index_select(x, 0, rows, out=x_wanted),
+            torch.index_select(qkv, 0, rows, out=qkv_wanted),
+        )
+
+    def _rows(self, name: str, num: int) -> torch.Tensor:
+        return self._buffers[name][:num]
+
+    def _padded(self, num: int) -> int:
+        return -(-num // self._tile) * self._tile
+
+    def _linear(self, source: str, linear: Linear, target: str, num: int) -> torch.Tensor:
+        """Multiply the first ``num`` rows of one buffer into another."""
+        self._multiply(source, linear, self._buffers[target], num)
+        return self._rows(target, num)
+
+    def _multiply(self, source: str, linear: Linear, target: torch.Tensor, num: int) -> None:
+        """Multiply in one piece, or in deterministic mode in tiles of one shape."""
+        step = num if self._tile == 1 else self._tile
+        for start in range(0, num, max(step, 1)):
+            x, out = self._buffers[source][start : start + step], target[start : start + step]
+            if linear.bias is None:
+                torch.mm(x, linear.weight, out=out)
+            else:
+                torch.addmm(linear.bias, x, linear.weight, out=out)
+
+
+@contextmanager
+def _nearby(device: torch.device) -> Iterator[None]:
+    """Copy on a stream of its own, so that no step waits for a copy; done when left."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def rope_tables(
+    shape: Architecture, num_positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines ``[positions, head_dim / 2]`` in float32."""
+    even = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float()
+    frequency = 1.0 / (shape.rope_theta ** (even / shape.head_dim))
+    angle = torch.arange(num_positions).float()[:, None] * frequency
+    return angle.cos().to(device), angle.sin().to(device)

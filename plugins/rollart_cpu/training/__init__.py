@@ -1,0 +1,1 @@
+"""Training kernels for CPUs."""

@@ -1,0 +1,198 @@
+"""``rollart plan``: where a run's parts would go on a cluster, why, and how fast that should be.
+
+Takes: a config and a cluster file. Gives: the placement of the run's mapper, or of several to
+compare, with rates. Never: starts anything, or looks at the machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollart_core.cli.output import print_json, print_table
+from rollart_core.errors import ConfigError, first_line
+
+if TYPE_CHECKING:
+    from rollart_core.config.resolve import ResolvedRun
+    from rollart_core.contracts.hardware import Expectation, Placement
+    from rollart_planner.cluster import Cluster
+    from rollart_planner.memory import MemoryVerdict
+
+
+def plan(
+    config: Annotated[str, typer.Argument(help="The config file of the run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+    ] = None,
+    cluster: Annotated[
+        Path, typer.Option("--cluster", metavar="FILE", help="The cluster file.")
+    ] = Path("cluster.yaml"),
+    mapper: Annotated[
+        list[str] | None,
+        typer.Option("--mapper", help="Another mapper to compare with; may be given again."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show where a run's parts would go on a cluster, why, and the rates to expect."""
+    from rollart_core.config.load import load_config
+    from rollart_core.config.resolve import resolve_run
+    from rollart_planner.cluster import load_cluster
+
+    described = load_cluster(cluster)
+    run = resolve_run(load_config(config, overrides or []), source=config)
+    plans = {run.config.mapper.id: _planned(run, described, config)}
+    memory = _memory(run, described, next(iter(plans.values())))
+    for name in mapper or []:
+        plans[name] = _planned(_with_mapper(run, name, config), described, config)
+    if as_json:
+        first = next(iter(plans.values()))
+        said = {"mapper": run.config.mapper.id, "compared": _compared(plans)}
+        print_json({**asdict(first), **said, "memory": [_as_dict(v) for v in memory]})
+    else:
+        _show(next(iter(plans)), next(iter(plans.values())), described)
+        _show_memory(memory)
+        if len(plans) > 1:
+            _show_compared(plans)
+    if not all(verdict.fits for verdict in memory):
+        raise typer.Exit(1)
+
+
+def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
+    """Return the placement of a run's mapper with what it should give."""
+    from rollart_planner.run_plan import demand_of, place, workloads_of
+    from rollart_planner.solve import expect
+
+    demand = demand_of(run, cluster.model.shape() if cluster.model else None)
+    if demand.model is None:
+        raise ConfigError(
+            f"{source}: model: its config.json is not on this machine, so its size is not known; "
+            "download it, or give its shape in model.shape or in the cluster file under model"
+        )
+    pools = cluster.to_pools()
+    placement = place(run, pools, demand)
+    if placement.expected is not None:
+        return placement
+    try:
+        expected = expect(placement, workloads_of(run), pools, demand)
+    except ValueError as e:
+        raise ConfigError(f"mapper {run.mapper.spec.id}: {first_line(str(e))}") from e
+    return replace(placement, expected=expected)
+
+
+def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[MemoryVerdict]:
+    """Return whether everything fits where the placement has it."""
+    from rollart_planner.run_memory import verdicts
+    from rollart_planner.run_plan import demand_of, workloads_of
+
+    demand = demand_of(run, cluster.model.shape() if cluster.model else None)
+    return verdicts(run, placement, cluster.to_pools(), demand, workloads_of(run))
+
+
+def _as_dict(verdict: MemoryVerdict) -> dict[str, object]:
+    return {**asdict(verdict), "needed_bytes": verdict.needed_bytes}
+
+
+def _show_memory(memory: Sequence[MemoryVerdict]) -> None:
+    from rollart_planner.devices import GB
+
+    if not memory:  # cores alone, which have none of their own
+        return
+    rows = []
+    for verdict in memory:
+        have = verdict.have_bytes
+        rows.append(
+            (
+                verdict.pool,
+                f"{verdict.count} x {verdict.part}",
+                ", ".join(f"{n / GB:.3g} {name}" for name, n in verdict.needed.items()),
+                f"{verdict.needed_bytes / GB:.1f}",
+                f"{have / GB:.1f}" if have else "?",
+                "yes" if verdict.fits else "NO",
+            )
+        )
+    columns = ("pool", "part", "GB of each device, estimated", "needed", "there", "fits")
+    print_table("Memory", columns, rows)
+    for verdict in memory:
+        if verdict.says:
+            typer.echo(f"- {verdict.says}")
+
+
+def _with_mapper(run: ResolvedRun, name: str, source: str) -> ResolvedRun:
+    from rollart_core.config.base import PluginRef
+    from rollart_core.config.resolve import resolve_run
+
+    config = run.config.model_copy(update={"mapper": PluginRef(id=name)})
+    return resolve_run(config, source=source)
+
+
+def _compared(plans: Mapping[str, Placement]) -> dict[str, object]:
+    return {
+        name: {
+            "trajectories_per_s": _expected(p).trajectories_per_s,
+            "price_per_hour": _expected(p).price_per_hour,
+            "engines": p.engines,
+        }
+        for name, p in plans.items()
+    }
+
+
+def _show(mapper: str, placement: Placement, cluster: Cluster) -> None:
+    expected = _expected(placement)
+    rows = [
+        (
+            env_id,
+            placement.envs[env_id],
+            ", ".join(f"{share:.0%} {pool}" for pool, share in shares.items()),
+            ", ".join(
+                f"{prefill * 1e3:.3g} + {decode * 1e3:.3g}"
+                for prefill, decode in expected.turn_s.get(env_id, {}).values()
+            ),
+            f"{expected.envs[env_id]:.3g}",
+        )
+        for env_id, shares in placement.engines.items()
+    ]
+    columns = ("environment", "envs on", "generates on", "ms a turn: prefill + decode", "traj/s")
+    print_table(f"{mapper}: {expected.trajectories_per_s:.3g} trajectories/s", columns, rows)
+    engines = placement.num_engines
+    pools = [
+        (
+            pool.name,
+            f"{pool.count} x {pool.device}",
+            str(engines.get(pool.name, "")),
+            "trainer" if pool.name == placement.trainer else "",
+            f"{expected.pools.get(pool.name, 0.0):.0%}",
+        )
+        for pool in cluster.pools
+    ]
+    print_table("Pools", ("pool", "devices", "engines", "", "in use"), pools)
+    for reason in placement.reasons:
+        typer.echo(f"- {reason}")
+    typer.echo(f"\nHeld down by {expected.bottleneck}.")
+    if expected.price_per_hour:
+        per_hour = 3600 * expected.trajectories_per_s
+        typer.echo(
+            f"The devices in use cost {expected.price_per_hour:.2f} an hour, "
+            f"{1000 * expected.price_per_hour / per_hour:.3g} for 1000 trajectories."
+        )
+
+
+def _show_compared(plans: Mapping[str, Placement]) -> None:
+    best = _expected(next(iter(plans.values()))).trajectories_per_s
+    rows = []
+    for name, placement in plans.items():
+        expected = _expected(placement)
+        rate = expected.trajectories_per_s
+        cells = (f"{rate:.3g}", f"{rate / best:.2f}", f"{expected.price_per_hour:.2f}")
+        rows.append((name, *cells, expected.bottleneck))
+    columns = ("mapper", "traj/s", "of the first", "price/hour", "held down by")
+    print_table("Compared", columns, rows)
+
+
+def _expected(placement: Placement) -> Expectation:
+    assert placement.expected is not None
+    return placement.expected

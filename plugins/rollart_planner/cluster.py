@@ -1,0 +1,251 @@
+"""The cluster file: pools of like devices, from YAML to :class:`Pool` records.
+
+    pools:
+      - {name: train, device: H100, count: 4, roles: [trainer]}
+      - {name: decode, device: H20, count: 8, price_per_hour: 1.2}
+      - {name: cpus, device: cpu, count: 192}
+    efficiency: {compute: 0.5, bandwidth: 0.7}
+
+Takes: a path, or a mapping. Gives: checked pools, with the figures of known devices filled in and
+the efficiency worked in. Never: asks a cluster; it says what the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from rollart_core.config.base import Figure, NonNegative, Positive, PositiveInt, Section
+from rollart_core.config.load import read_yaml
+from rollart_core.config.model_shape import Shape
+from rollart_core.config.problems import Problem, of_validation
+from rollart_core.contracts.hardware import ModelShape, Pool, Role
+from rollart_core.errors import ConfigError, did_you_mean
+from rollart_planner.devices import ALIASES, DEVICES, GB, SERVERLESS, Device, find_device
+
+
+class DeviceFigures(Section):
+    """What one device can do; in a pool, what replaces the table's figures."""
+
+    flops_per_s: Figure | None = None
+    """Dense, in the model's number format."""
+    bytes_per_s: Figure | None = None
+    """Memory bandwidth."""
+    memory_gb: Figure | None = None
+    """Memory, in 10^9 bytes."""
+    price_per_hour: NonNegative | None = None
+    """Of one device."""
+
+
+class PoolSection(DeviceFigures):
+    """A set of like devices."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """What placements call it."""
+    device: Annotated[str, Field(min_length=1)]
+    """``cpu`` (counted in cores), ``serverless`` (in calls at once), or an accelerator such as
+    ``H100``."""
+    count: PositiveInt
+    """How many devices."""
+    resources: dict[str, Positive] = Field(default_factory=dict)
+    """What one device is called in the cluster's own scheduler, such as ``{GPU: 1}`` in Ray's."""
+    roles: tuple[Role, ...] = ()
+    """What it may be used for; none: whatever fits its device."""
+    per_node: PositiveInt | None = None
+    """Devices of one machine; none: all of the pool's are of one."""
+    host_memory_gb: Figure | None = None
+    """Memory of one machine besides its devices', in 10^9 bytes; none: enough."""
+
+
+class Efficiency(Section):
+    """How much of a data sheet's peaks an engine reaches."""
+
+    compute: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of FLOP/s."""
+    bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Of bytes/s."""
+    step_s: NonNegative = 0.001
+    """What a step of an engine takes besides: scheduling, launching kernels, sampling."""
+
+
+class ModelSection(Shape):
+    """The shape of the model, where neither the config nor this machine has it."""
+
+    bytes_per_value: Figure = 2.0
+    """Of weights and KV cache."""
+
+    def shape(self) -> ModelShape:
+        """Return it as the planner has it."""
+        return ModelShape(**self.model_dump())
+
+
+class Cluster(Section):
+    """A whole cluster file."""
+
+    pools: tuple[PoolSection, ...]
+    """What there is."""
+    devices: dict[str, DeviceFigures] = Field(default_factory=dict)
+    """Devices the table does not have, or has other figures for."""
+    efficiency: Efficiency = Efficiency()
+    """How much of the figures is reached. A pool's own figures count in full."""
+    model: ModelSection | None = None
+    """None: read from the config's model."""
+
+    @field_validator("pools")
+    @classmethod
+    def _one_at_least(cls, value: tuple[PoolSection, ...]) -> tuple[PoolSection, ...]:
+        if not value:
+            raise ValueError("a cluster needs a pool: {name: gpus, device: H100, count: 8}")
+        return value
+
+    def to_pools(self) -> list[Pool]:
+        """Return the pools with their figures, in the order of the file.
+
+        Raises:
+            ConfigError: When nothing is known of a device.
+        """
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError("\n".join(problem.within() for problem in problems))
+        return [self._pool(section) for section in self.pools]
+
+    def _pool(self, section: PoolSection) -> Pool:
+        known = find_device(section.device) or Device(0.0, 0.0, 0, 0.0)
+        device = _replaced(known, self._own(section.device))
+        share = self.efficiency
+        return Pool(
+            name=section.name,
+            device=section.device,
+            count=section.count,
+            flops_per_s=section.flops_per_s or device.flops_per_s * share.compute,
+            bytes_per_s=section.bytes_per_s or device.bytes_per_s * share.bandwidth,
+            memory_bytes=int((section.memory_gb or 0) * GB) or device.memory_bytes,
+            price_per_hour=device.price_per_hour
+            if section.price_per_hour is None
+            else section.price_per_hour,
+            resources=dict(section.resources),
+            roles=section.roles,
+            step_s=share.step_s,
+            per_node=section.per_node or 0,
+            host_memory_bytes=int((section.host_memory_gb or 0) * GB),
+        )
+
+    def _own(self, name: str) -> DeviceFigures:
+        return next(
+            (f for key, f in self.devices.items() if key.lower() == name.lower()), DeviceFigures()
+        )
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read and check a cluster file.
+
+    Raises:
+        ConfigError: One line a problem: ``file:line: key: what is wrong and how to mend it``.
+    """
+    source = Path(path)
+    mapping = read_yaml(source)
+    if "pools" not in mapping and mapping.keys() & {"env", "stop"}:
+        raise ConfigError(
+            f"{source}: looks like a run config, not a cluster file, which has `pools`; see "
+            "examples/clusters"
+        )
+    try:
+        cluster = Cluster.model_validate(mapping)
+    except ValidationError as e:
+        problems = of_validation(e, Cluster)
+    else:
+        problems = list(_problems(cluster))
+        if not problems:
+            return cluster
+    raise ConfigError("\n".join(f"{source}{_line(source, p.path)}: {p.within()}" for p in problems))
+
+
+def _problems(cluster: Cluster) -> list[Problem]:
+    """Return what contradicts what, and which devices nothing is known of."""
+    problems, seen = [], set()
+    for i, pool in enumerate(cluster.pools):
+        if pool.name in seen:
+            again = f"{pool.name!r} names an earlier pool already: give each a name of its own"
+            problems.append(Problem(("pools", i, "name"), again))
+        seen.add(pool.name)
+        if (missing := _missing(cluster, pool)) is not None:
+            problems.append(Problem(("pools", i, "device"), missing))
+    used = {pool.device.lower() for pool in cluster.pools}
+    for name in cluster.devices:
+        if name.lower() not in used:
+            problems.append(Problem(("devices", name), "has no effect: no pool has this device"))
+    return problems
+
+
+def _missing(cluster: Cluster, pool: PoolSection) -> str | None:
+    own = cluster._own(pool.device)
+    both = (own.flops_per_s or pool.flops_per_s, own.bytes_per_s or pool.bytes_per_s)
+    if pool.device.lower() == SERVERLESS or find_device(pool.device) or all(both):
+        return None
+    near = did_you_mean(pool.device, [*DEVICES, *ALIASES])
+    return (
+        f"nothing is known of {pool.device!r}.{near} Known: {', '.join(DEVICES)}; or give its "
+        "flops_per_s and bytes_per_s here"
+    )
+
+
+def _replaced(device: Device, own: DeviceFigures) -> Device:
+    return Device(
+        own.flops_per_s or device.flops_per_s,
+        own.bytes_per_s or device.bytes_per_s,
+        int((own.memory_gb or 0) * GB) or device.memory_bytes,
+        device.price_per_hour if own.price_per_hour is None else own.price_per_hour,
+    )
+
+
+def _line(source: Path, path: tuple[str | int, ...]) -> str:
+    """Return ``:line`` of a key in the file, or of the nearest section that is there."""
+    node: Any = yaml.compose(source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    mark = node.start_mark
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            found = [(k, v) for k, v in node.value if k.value == str(part)]
+            if not found:
+                break
+            mark, node = found[0][0].start_mark, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            mark = node.start_mark
+        else:
+            break
+    return f":{mark.line + 1}"
+
+
+def filled(pools: Sequence[Pool]) -> list[Pool]:
+    """Return pools with the table's figures where they bring none of their own.
+
+    Raises:
+        ValueError: When a pool's device is not known and has no figures.
+    """
+    return [_filled(pool) for pool in pools]
+
+
+def _filled(pool: Pool) -> Pool:
+    if (pool.flops_per_s and pool.bytes_per_s) or pool.device.lower() == SERVERLESS:
+        return pool
+    device = find_device(pool.device)
+    if device is None:
+        raise ValueError(
+            f"pool {pool.name}: nothing is known of its device {pool.device!r}; "
+            "give its flops_per_s and bytes_per_s, or take a mapper that does not reckon "
+            "(colocate, static). Known: " + ", ".join(DEVICES)
+        )
+    share = Efficiency()
+    return replace(
+        pool,
+        flops_per_s=pool.flops_per_s or device.flops_per_s * share.compute,
+        bytes_per_s=pool.bytes_per_s or device.bytes_per_s * share.bandwidth,
+        memory_bytes=pool.memory_bytes or device.memory_bytes,
+        price_per_hour=pool.price_per_hour or device.price_per_hour,
+        step_s=pool.step_s or share.step_s,
+    )

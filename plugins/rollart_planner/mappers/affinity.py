@@ -1,0 +1,30 @@
+"""Each environment on the hardware that suits it: the fastest placement there is.
+
+Takes: workloads and pools. Gives: prefill-heavy environments to devices rich in arithmetic,
+decode-heavy ones to devices rich in bandwidth, as far as that makes the whole faster. Never: needs
+scipy on a single pool; there everything shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
+from rollart_planner.fit import usable_pools
+from rollart_planner.mappers.colocate import ColocateMapper
+from rollart_planner.solve import fastest
+
+
+class AffinityMapper(HardwareMapper):
+    """Maximises trajectories/s."""
+
+    def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
+        """Place everything where the whole is fastest.
+
+        Raises:
+            ValueError: When something of the run fits no pool.
+        """
+        if len(usable_pools(pools)) == 1:
+            return ColocateMapper().place(workloads, pools)
+        return fastest(workloads, pools, self.demand)

@@ -1,0 +1,166 @@
+"""How long a device takes for a turn: the roofline of prefill and decode.
+
+A step on a device takes the longer of two: its arithmetic at the device's FLOP/s, and its traffic
+at the device's bytes/s (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
+
+    arithmetic of n tokens, each attending to c others in the mean
+        F(n, c) = n (2 P + 4 L H c)           P parameters that a token goes through, L layers,
+                                              H = heads x head_dim
+        2 P: one multiplication and one addition a parameter; 4 L H c: the products with keys and
+        with values (Kaplan et al., arXiv 2001.08361, section 2.1, before the causal half)
+    traffic of one step
+        B = W + K (tokens of all rows in the cache)
+        W bytes of the weights, read once a step (of a mixture those of the experts that any of its
+        tokens goes through); K = 2 L x kv_heads x head_dim x bytes_per_value bytes of keys and
+        values a token (Pope et al., arXiv 2211.05102, section 2)
+    and besides, ``step_s`` for what an engine does around it
+
+An engine over t devices (tensor parallel) is one device with t times the arithmetic, bandwidth and
+memory; with more devices than heads of keys, each has a copy of one (same, section 3.3). What the
+devices tell each other after every layer is not in it.
+
+Prefill and decode are steps of their own, as engines schedule them that do not chunk prompts; where
+they share steps (arXiv 2403.02310) a real engine comes out somewhat faster than reckoned here.
+
+Takes: a model's shape, a pool's figures, a workload, a batch size. Gives: seconds of one device.
+Never: measures anything; figures of a pool are what can be counted on, not peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import ModelShape, Pool
+from rollart_planner.workload import cached_tokens, decode_context, held_tokens, total_tokens
+
+KV_SHARE = 0.9
+"""Share of a device's memory for weights and KV cache; the rest is the engine's own."""
+MAX_BATCH = 256
+"""Most rows an engine decodes at once, as serving engines have it by default."""
+TRAIN_BYTES_PER_PARAM = 16
+"""Weights and gradients in 2 bytes, master weights and Adam's two moments in 4 (ZeRO, arXiv
+1910.02054, section 3.1); plain float32 comes to the same. Activations are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTime:
+    """Seconds of one device that a turn takes, and what bounds them."""
+
+    prefill_s: float
+    decode_s: float
+    prefill_by_compute: bool
+    decode_by_compute: bool
+
+    @property
+    def total_s(self) -> float:
+        """Both together."""
+        return self.prefill_s + self.decode_s
+
+
+def flops(model: ModelShape, num_tokens: float, attended: float) -> float:
+    """Return the arithmetic of ``num_tokens`` that attend to ``attended`` others in the mean."""
+    attention = 4 * model.num_layers * model.num_heads * model.head_dim * attended
+    return num_tokens * (2 * model.active_params + attention)
+
+
+def engine_pool(pool: Pool, num_devices: int) -> Pool:
+    """Return a pool whose devices are engines over ``num_devices`` of it; what is left is idle."""
+    if num_devices == 1:
+        return pool
+    nodes = pool.count // pool.per_node if pool.per_node else 0
+    rest = pool.count - nodes * pool.per_node
+    return replace(
+        pool,
+        count=(nodes * (pool.per_node // num_devices) if nodes else 0) + rest // num_devices,
+        flops_per_s=num_devices * pool.flops_per_s,
+        bytes_per_s=num_devices * pool.bytes_per_s,
+        memory_bytes=num_devices * pool.memory_bytes,
+    )
+
+
+def engine_model(model: ModelShape, num_devices: int) -> ModelShape:
+    """Return the model as an engine over several devices holds it: a KV head on each, at least."""
+    return replace(model, num_kv_heads=max(model.num_kv_heads, num_devices))
+
+
+def prefill_bounds(
+    model: ModelShape, pool: Pool, new_tokens: float, cached: float, *, prompts: float = 1.0
+) -> tuple[float, float]:
+    """Return the seconds of one prompt's prefill, by arithmetic and by traffic.
+
+    Args:
+        model: The model.
+        pool: The device.
+        new_tokens: Tokens of the prompt that are not in the cache.
+        cached: Tokens of it that are.
+        prompts: How many prompts share the step, and with it the reading of the weights.
+    """
+    arithmetic = flops(model, new_tokens, cached + new_tokens / 2)
+    weights = model.touched_bytes(prompts * new_tokens)
+    traffic = weights / prompts + model.kv_bytes_per_token * (cached + new_tokens)
+    return arithmetic / pool.flops_per_s, traffic / pool.bytes_per_s
+
+
+def decode_bounds(model: ModelShape, pool: Pool, contexts: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of one decode step of these rows, by arithmetic and by traffic."""
+    num_tokens, held = len(contexts), sum(contexts)
+    arithmetic = flops(model, num_tokens, held / num_tokens if num_tokens else 0.0)
+    traffic = model.touched_bytes(num_tokens) + model.kv_bytes_per_token * held
+    return arithmetic / pool.flops_per_s, traffic / pool.bytes_per_s
+
+
+def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> TurnTime:
+    """Return what a turn takes of a device that always decodes ``batch`` rows at once.
+
+    Prefill gives a turn's first token, and a decode step each of the others. So each decode step
+    ends ``batch / steps`` turns, whose successors arrive together: so many prompts share a prefill
+    step, and never less than one.
+    """
+    context = decode_context(workload)
+    given = 1.0 if workload.prefill_tokens else 0.0
+    steps = max(0.0, workload.decode_tokens - given)
+    prompts = max(1.0, batch / max(1.0, steps))
+    by_compute, by_traffic = prefill_bounds(
+        model, pool, workload.prefill_tokens, cached_tokens(workload), prompts=prompts
+    )
+    step_compute, step_traffic = decode_bounds(model, pool, [context] * batch)
+    prefill_s = max(by_compute, by_traffic) + pool.step_s / prompts
+    decode_s = steps * (max(step_compute, step_traffic) + pool.step_s) / batch
+    return TurnTime(
+        prefill_s=prefill_s if workload.prefill_tokens else 0.0,
+        decode_s=decode_s,
+        prefill_by_compute=by_compute >= by_traffic,
+        decode_by_compute=step_compute >= step_traffic,
+    )
+
+
+def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
+    """Return how many rows a device has memory for, at most ``MAX_BATCH``; 0: it cannot hold one.
+
+    A pool that says nothing of its memory has enough.
+    """
+    if not pool.memory_bytes:
+        return MAX_BATCH
+    room = KV_SHARE * pool.memory_bytes - model.weight_bytes
+    row = model.kv_bytes_per_token * max(1.0, held_tokens(workload))
+    return max(0, min(MAX_BATCH, int(room / row)))
+
+
+def training_s(
+    model: ModelShape, pool: Pool, workload: Workload, *, recomputes: bool = False
+) -> float:
+    """Return the seconds of one device for training on a trajectory.
+
+    Three times the forward pass: once forward, twice as much backward (arXiv 2001.08361, 2.1); and
+    once more where layers are computed again (arXiv 2205.05198, section 5).
+    """
+    tokens = total_tokens(workload)
+    return (4 if recomputes else 3) * flops(model, tokens, tokens / 2) / pool.flops_per_s
+
+
+def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:
+    """Return whether weights, gradients and optimizer fit when ``num_ranks`` devices share them."""
+    needed = model.num_params * TRAIN_BYTES_PER_PARAM / num_ranks
+    return not pool.memory_bytes or needed <= pool.memory_bytes

@@ -1,0 +1,178 @@
+"""Placements: the fastest, the one with the most rate for its price, and what any one should give.
+
+Takes: workloads, pools, a demand. Gives: a :class:`Placement` with reasons and expected rates.
+Never: knows a cluster; it reckons by :mod:`rollart_planner.roofline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rollart_core.contracts.env import Workload
+from rollart_core.contracts.hardware import Demand, Expectation, Placement, Pool
+from rollart_planner.explain import bottleneck, reasons
+from rollart_planner.fit import Fit, everywhere, fit
+from rollart_planner.optimum import Optimum, Solution
+from rollart_planner.program import EPISODES, Program
+from rollart_planner.steady import steady_rate
+
+EPISODE_FACTORS = (0.5, 0.75, 1.5, 1000.0)
+"""Where few episodes at once hold the rate down, the program is too hopeful of their batches (see
+:mod:`rollart_planner.steady`): shares for fewer or more of them may come to more."""
+LEAST_SHARE = 1e-4
+"""Smaller shares of an env's trajectories are rounding, and left out."""
+
+
+def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand) -> Placement:
+    """Return the placement with the most trajectories/s.
+
+    Raises:
+        ValueError: When something of the run fits no pool.
+        UserError: When scipy is not installed.
+    """
+    found = fit(workloads, pools, demand)
+    solution = _solved(found)
+    best = _placement(found, solution)
+    if EPISODES not in solution.gains:
+        return best
+    for factor in EPISODE_FACTORS:
+        num = max(1, int(demand.max_concurrent * factor))
+        other = replace(found, demand=replace(demand, max_concurrent=num))
+        placement = _placement(other, _solved(other))
+        placement = replace(placement, expected=expect(placement, workloads, pools, demand))
+        best = max(best, placement, key=_rate)
+    return best
+
+
+def _solved(found: Fit) -> Solution:
+    try:
+        return Optimum(Program(found)).solve()
+    except ValueError:
+        return Optimum(Program(found, crowded=True)).solve()
+
+
+def _rate(placement: Placement) -> float:
+    return placement.expected.trajectories_per_s if placement.expected else 0.0
+
+
+def best_value(
+    workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
+) -> Placement:
+    """Return the placement with the most trajectories for the price of the devices it uses.
+
+    Raises:
+        ValueError: When something of the run fits no pool, or no pool has a price.
+        UserError: When scipy is not installed.
+    """
+    found = fit(workloads, pools, demand)
+    if not any(pool.price_per_hour for pool in found.pools.values()):
+        raise ValueError("no pool has a price: give price_per_hour in the cluster file")
+    return _placement(found, Optimum(Program(found)).best_value())
+
+
+def expect(
+    placement: Placement,
+    workloads: Mapping[str, Workload],
+    pools: Sequence[Pool],
+    demand: Demand,
+) -> Expectation:
+    """Return what a placement should give, whoever made it.
+
+    Raises:
+        ValueError: When it cannot run: a pool that is not there, or a model that does not fit.
+        UserError: When scipy is not installed.
+    """
+    found = everywhere(workloads, pools, demand)
+    _check_names(placement, found)
+    solution = Optimum(Program(found, fixed=placement, crowded=True)).solve()
+    return _expectation(found, solution, placement.engines)
+
+
+def _placement(found: Fit, solution: Solution) -> Placement:
+    engines = {env_id: _shares(solution, env_id) for env_id in found.workloads}
+    placement = Placement(
+        envs=solution.env_pools,
+        engines=engines,
+        trainer=solution.trainer,
+        rewards=found.reward_pool or "inline",
+        num_engines=_engines(found, solution, engines),
+        expected=_expectation(found, solution, engines),
+    )
+    return replace(placement, reasons=reasons(found, solution, placement))
+
+
+def _engines(
+    found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]]
+) -> dict[str, int]:
+    """Return pool -> engines, those that the run has and the rate does not need included.
+
+    They go where engines have the most to do and a device is left.
+    """
+    used = {pool for env_id in shares for pool in shares[env_id]}
+    engines = {p: max(1, n) for p, n in sorted(solution.engines.items()) if p in used}
+    asked = found.demand.num_engines
+    while asked is not None and sum(engines.values()) < asked:
+        ranks = {solution.trainer: found.demand.num_trainer_ranks}
+        group = found.demand.engine_devices
+        room = [
+            p
+            for p, n in engines.items()
+            if group * (n + 1) + ranks.get(p, 0) <= found.pools[p].count
+        ]
+        if not room:
+            break
+        busy = max(room, key=lambda pool: solution.used[pool] / engines[pool])
+        engines[busy] += 1
+    return engines
+
+
+def _shares(solution: Solution, env_id: str) -> dict[str, float]:
+    """Return pool -> share of the env's trajectories, the pools in the order of their names."""
+    rates: dict[str, float] = {}
+    for way, rate in solution.ways.items():
+        if way.env_id == env_id:
+            rates[way.pool] = rates.get(way.pool, 0.0) + rate
+    kept = {p: r for p, r in sorted(rates.items()) if r > LEAST_SHARE * sum(rates.values())}
+    return {pool: rate / sum(kept.values()) for pool, rate in kept.items()}
+
+
+def _expectation(
+    found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]]
+) -> Expectation:
+    turns: dict[str, dict[str, tuple[float, float]]] = {}
+    busiest: dict[tuple[str, str], float] = {}
+    for way, rate in solution.ways.items():
+        if rate > busiest.get((way.env_id, way.pool), 0.0):
+            busiest[way.env_id, way.pool] = rate
+            turn = (way.turn.prefill_s, way.turn.decode_s)
+            turns.setdefault(way.env_id, {})[way.pool] = turn
+    engines = {pool: max(1, n) for pool, n in solution.engines.items()}
+    rate = steady_rate(found, shares, engines, solution.rate)
+    counts = {name: pool.count for name, pool in found.pools.items()}
+    return Expectation(
+        trajectories_per_s=rate,
+        envs={e: share * rate for e, share in found.weights.items()},
+        pools={name: solution.used.get(name, 0.0) / count for name, count in counts.items()},
+        turn_s=turns,
+        bottleneck=bottleneck(solution),
+        price_per_hour=_price(found, solution),
+    )
+
+
+def _price(found: Fit, solution: Solution) -> float:
+    return sum(found.pools[p].price_per_hour * n for p, n in solution.devices.items())
+
+
+def _check_names(placement: Placement, found: Fit) -> None:
+    """Refuse a placement that leaves an env out, or names a pool there is not."""
+    for env_id in found.workloads:
+        if env_id not in placement.envs or env_id not in placement.engines:
+            raise ValueError(f"the placement says nothing of {env_id}")
+    named = {*placement.envs.values(), placement.trainer}
+    named |= {pool for shares in placement.engines.values() for pool in shares}
+    if unknown := sorted(named - set(found.pools)):
+        raise ValueError(
+            f"the placement names {', '.join(unknown)}, and the cluster has "
+            f"{', '.join(found.pools)}: name one of these, or add the pool"
+        )

@@ -1,0 +1,270 @@
+"""The trainer's end of the collective channel: it holds the newest versions and serves them.
+
+    engines ask for a version ----> gathered for a moment ----> one group, one broadcast
+       |                                                            | a member dies or is too slow:
+       +--- asks again from where it was <--------------------------+ the group is given up
+            and is served alone, over its own connection
+
+Takes: versions, as blocks of bytes on the host. Gives: what engines ask for, from its own threads.
+Never: makes the trainer wait for an engine, or an engine for another's death longer than a timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from rollart_plugins.weights.group import BroadcastGroup, Membership, open_store
+from rollart_plugins.weights.tensors import Row
+from rollart_plugins.weights.wire import Message, receive, send, send_block
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One bucket of a version."""
+
+    rows: list[Row]
+    memory: torch.Tensor
+    """``[n]`` bytes on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightVersion:
+    """A version as it was published once; another publication of its number is another edition."""
+
+    blocks: list[Block]
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def index(self, start: int = 0) -> Message:
+        """Return what an engine has to know of it, from its block ``start`` on."""
+        blocks = self.blocks[start:]
+        return {
+            "edition": self.name,
+            "blocks": [block.rows for block in blocks],
+            "sizes": [block.memory.nbytes for block in blocks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """How it serves."""
+
+    host: str
+    port: int
+    token: str
+    backend: str
+    timeout_s: float
+    gather_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Subscriber:
+    """One engine's connection."""
+
+    name: str
+    connection: socket.socket
+    host: str
+
+
+@dataclass(slots=True, eq=False)
+class _Gathering:
+    """Engines that asked for one version and are to get it together."""
+
+    policy_version: int
+    guests: list[_Subscriber] = field(default_factory=list)
+    complete: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Hub:
+    """Serves versions; see the module."""
+
+    def __init__(self, options: HubOptions) -> None:
+        self._options = options
+        self._versions: dict[int, WeightVersion] = {}
+        self._last: int | None = None
+        self._lock = threading.Lock()
+        self._broadcasting = threading.Lock()
+        self._guests: dict[str, _Subscriber] = {}
+        self._gathering: _Gathering | None = None
+        self._group: tuple[tuple[str, ...], BroadcastGroup] | None = None
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+        self._listener = socket.create_server((options.host, options.port))
+        self.port: int = self._listener.getsockname()[1]
+        self._store, self._store_port = open_store(options.host, None, options.timeout_s)
+        self._start(self._accept)
+
+    def hold(self, policy_version: int, blocks: list[Block], keep: int) -> None:
+        """Offer a version; of those not above it the newest ``keep`` stay."""
+        with self._lock:
+            self._versions[policy_version] = WeightVersion(blocks)
+            self._last = policy_version
+            newest = sorted(v for v in self._versions if v <= policy_version)[-keep:]
+            self._versions = {v: self._versions[v] for v in newest}
+
+    def versions(self) -> list[int]:
+        """Return the versions that are held."""
+        with self._lock:
+            return sorted(self._versions)
+
+    def close(self) -> None:
+        """End all threads and connections; may be called twice."""
+        self._closed = True
+        _hang_up(self._listener)
+        with self._lock:
+            guests = list(self._guests.values())
+        for guest in guests:
+            _hang_up(guest.connection)
+        self._give_up_group()
+        for thread in list(self._threads):
+            thread.join(self._options.timeout_s)
+        self._versions = {}
+
+    # Connections
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True, name="rollart-weights")
+        self._threads.add(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._start(self._welcome, connection, str(address[0]))
+
+    def _welcome(self, connection: socket.socket, host: str) -> None:
+        guest = _Subscriber(secrets.token_hex(8), connection, host)
+        try:
+            connection.settimeout(self._options.timeout_s)
+            hello = receive(connection)
+            if not hmac.compare_digest(str(hello.get("token")), self._options.token):
+                return send(connection, {"error": "the token is wrong"})
+            send(connection, {"ok": True})
+            connection.settimeout(None)  # an engine asks when it pleases
+            with self._lock:
+                self._guests[guest.name] = guest
+            while not self._closed:
+                self._answer(guest, receive(connection))
+        except (OSError, ValueError):
+            pass
+        finally:
+            with self._lock:
+                self._guests.pop(guest.name, None)
+                self._end_gathering()
+            _hang_up(connection)
+            self._threads.discard(threading.current_thread())
+
+    def _answer(self, guest: _Subscriber, asked: Message) -> None:
+        if asked.get("ask") == "newest":
+            with self._lock:
+                newest = self._last
+            return send(guest.connection, {"newest": newest})
+        version = int(asked["version"])
+        with self._lock:
+            edition, held = self._versions.get(version), sorted(self._versions)
+        if edition is None or asked.get("edition") not in (None, edition.name):
+            return send(guest.connection, {"held": held})
+        guest.connection.settimeout(self._options.timeout_s)
+        try:
+            if asked.get("ask") == "group":
+                self._together(guest, version)
+            else:
+                self._alone(guest, edition, int(asked.get("from", 0)))
+        finally:
+            with contextlib.suppress(OSError):
+                guest.connection.settimeout(None)
+
+    def _alone(self, guest: _Subscriber, edition: WeightVersion, start: int) -> None:
+        send(guest.connection, edition.index(start))
+        for block in edition.blocks[start:]:
+            send_block(guest.connection, block.memory)
+
+    # Broadcasts
+
+    def _together(self, guest: _Subscriber, version: int) -> None:
+        """Join those who ask for the same now, or be the first of them and serve all."""
+        with self._lock:
+            gathering = self._gathering
+            is_first = gathering is None or gathering.policy_version != version
+            if gathering is None or is_first:
+                gathering = self._gathering = _Gathering(version)
+            gathering.guests.append(guest)
+            self._end_gathering()
+        if not is_first:
+            gathering.done.wait()
+            return
+        gathering.complete.wait(self._options.gather_s)
+        try:
+            with self._broadcasting:
+                self._broadcast(gathering)
+        finally:
+            gathering.done.set()
+
+    def _end_gathering(self) -> None:
+        """Wait for no more engines once all that are connected have asked; called with the lock."""
+        if self._gathering is not None:
+            asked = {guest.name for guest in self._gathering.guests}
+            if asked >= self._guests.keys():
+                self._gathering.complete.set()
+
+    def _broadcast(self, gathering: _Gathering) -> None:
+        with self._lock:
+            if self._gathering is gathering:
+                self._gathering = None
+            guests = sorted(gathering.guests, key=lambda g: g.name)
+            edition = self._versions.get(gathering.policy_version)
+        if edition is None:  # pruned while they gathered
+            for guest in guests:
+                _tell(guest, {"held": self.versions()})
+            return
+        names = tuple(guest.name for guest in guests)
+        if self._group is not None and self._group[0] != names:
+            self._give_up_group()
+        name = self._group[1].member.name if self._group else secrets.token_hex(8)
+        for rank, guest in enumerate(guests, 1):
+            place = {"name": name, "rank": rank, "size": len(guests) + 1}
+            _tell(guest, {"group": place, "store": self._store_port} | edition.index())
+        try:
+            group = self._group[1] if self._group else self._join(name, names)
+            for block in edition.blocks:
+                group.broadcast(block.memory.to(group.device))
+        except RuntimeError:  # somebody is gone or too slow: the others ask again, alone
+            self._give_up_group()
+
+    def _join(self, name: str, names: tuple[str, ...]) -> BroadcastGroup:
+        options = self._options
+        member = Membership(name, 0, len(names) + 1)
+        group = BroadcastGroup(
+            self._store, member, options.backend, options.host, options.timeout_s
+        )
+        self._group = (names, group)
+        return group
+
+    def _give_up_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group[1].abandon()
+
+
+def _tell(guest: _Subscriber, message: Message) -> None:
+    """Send, and let a guest that is gone be found out by the broadcast."""
+    with contextlib.suppress(OSError):
+        send(guest.connection, message)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

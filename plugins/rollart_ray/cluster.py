@@ -1,0 +1,384 @@
+"""This process's tie to a Ray cluster, its own or another's: nodes, reservations, actors.
+
+Takes: where the cluster is. Gives: what the runtime needs of Ray, in its own words. Never: turns
+token authentication off, or leaves a cluster that it started behind. But for
+:mod:`rollart_ray.local_nodes`, no other module imports ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from rollart_core.config.runtime import RayRuntime as RayConfig
+from rollart_core.errors import ConfigError, WorkerDied, first_line
+from rollart_ray import local as ray_local
+from rollart_ray import pools as ray_pools
+from rollart_ray.actor import ActorSettings, WorkerActor
+from rollart_ray.pools import Node, ResourceSlot
+
+MAX_CONCURRENT_CALLS = 100_000
+"""Of one actor; its part's own limits come first."""
+NODE_ANSWER_S = 60.0
+"""A node that does not start a small process within this is of no use."""
+CONNECT_S = 10.0
+"""A head that does not accept a connection within this is not there."""
+GONE = "the Ray cluster is gone"
+
+AnswerT = TypeVar("AnswerT")
+
+
+class RayCluster:
+    """A tie to a cluster.
+
+    Args:
+        config: The ``runtime`` section.
+        run_name: Whose it is.
+        num_parts: How many actors there will be; a cluster that is started has a core for each.
+
+    Raises:
+        ConfigError: When ray is not installed.
+    """
+
+    def __init__(self, config: RayConfig, run_name: str, num_parts: int) -> None:
+        if find_spec("ray") is None:
+            raise ConfigError(MISSING_RAY)
+        self._config = config
+        self._num_workers = num_parts
+        self._run_name = run_name
+        self._own: ray_local.LocalFolder | None = None
+        self._stack = ExitStack()
+        self._groups: list[Any] = []
+        self._actor_class: Any = None
+        self.address = ""
+        self.lost = False
+        """Set when the head is gone: nothing is asked of it any more."""
+
+    @property
+    def is_own(self) -> bool:
+        """True when this run started it."""
+        return self._config.address is None
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for room, and for a process to come up."""
+        return self._config.placement_s
+
+    def open(self) -> None:
+        """Start or join the cluster.
+
+        In the thread that lasts as long as the run: Ray's processes die with the thread that
+        started them.
+
+        Raises:
+            ConfigError: When that cannot be done.
+        """
+        address = self._config.address
+        if address is None:
+            self._start()
+        else:
+            if _check_reached(address):
+                self._stack.enter_context(ray_local.variables(ray_local.LOOPBACK))
+            self._init(address)
+        import ray
+
+        self.address = ray.get_runtime_context().gcs_address
+        self._actor_class = ray.remote(WorkerActor)
+
+    def close(self) -> None:
+        """Give back what was reserved, and leave the cluster or end it; may be called twice."""
+        if not self.address:
+            self._clean()
+            return
+        import ray
+
+        for group in [] if self.lost else list(self._groups):
+            self.release(group)
+        self.address = ""
+        try:
+            with _signals_kept():
+                ray.shutdown()
+        except Exception:
+            if not self.lost:
+                raise
+        finally:
+            self._clean()
+
+    # Nodes
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are up."""
+        import ray
+
+        return ray_pools.nodes_of(ray.nodes())
+
+    async def ask(
+        self, question: Callable[[], AnswerT], nodes: Iterable[Node], limit_s: float = NODE_ANSWER_S
+    ) -> dict[Node, AnswerT]:
+        """Run a function on each of these nodes, all at once.
+
+        Raises:
+            ConfigError: When a node does not answer; says which and why.
+        """
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        asked = list(dict.fromkeys(nodes))
+        task = ray.remote(question)
+
+        async def answer(node: Node) -> AnswerT:
+            there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            ref = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote()
+            try:
+                found: AnswerT = await asyncio.wait_for(future_of(ref), limit_s)
+            except TimeoutError:
+                raise ConfigError(f"node {node.title} does not answer") from None
+            except RayError as e:
+                raise ConfigError(f"node {node.title} cannot answer: {reason(e)}") from None
+            return found
+
+        return dict(zip(asked, await asyncio.gather(*map(answer, asked)), strict=True))
+
+    # Reservations
+
+    async def reserve(self, seats: Sequence[ResourceSlot], strategy: str) -> Any:
+        """Reserve these seats, all or none; returns the placement group, a bundle a seat.
+
+        Raises:
+            TimeoutError: When there is no room for them within ``placement_s``.
+        """
+        from ray.util import placement_group
+
+        more: dict[str, Any] = {}
+        if any(seat.labels for seat in seats):
+            more["bundle_label_selector"] = [dict(seat.labels) for seat in seats]
+        group = placement_group([dict(s.resources) for s in seats], strategy=strategy, **more)
+        self._groups.append(group)
+        try:
+            await asyncio.wait_for(future_of(group.ready()), self.patience_s)
+        except BaseException:
+            self.release(group)
+            raise
+        return group
+
+    def release(self, group: Any) -> None:
+        """Give a placement group back."""
+        from ray.util import remove_placement_group
+
+        self._groups.remove(group)
+        with contextlib.suppress(Exception):  # its cluster may be gone
+            remove_placement_group(group)
+
+    def nodes_of(self, group: Any) -> list[Node | None]:
+        """Return the node of each bundle of a group; None for one whose node is gone."""
+        from ray.util import placement_group_table
+
+        by_id = {node.node_id: node for node in self.nodes()}
+        where = placement_group_table(group)["bundles_to_node_id"]
+        return [by_id.get(where[index]) for index in sorted(where)]
+
+    def free(self) -> str:
+        """Return what nobody has reserved, as a person reads it."""
+        import ray
+
+        hidden = ("node:", "memory", "object_store_memory", "bundle")
+        found = {
+            key: amount
+            for key, amount in sorted(ray.available_resources().items())
+            if not key.startswith(hidden) and "_group_" not in key
+        }
+        return ", ".join(f"{key} {amount:g}" for key, amount in found.items()) or "nothing"
+
+    # Actors
+
+    def new_actor(self, seat: ResourceSlot, group: Any, index: int, settings: ActorSettings) -> Any:
+        """Return an actor on a bundle of a group; it comes up by and by.
+
+        Raises:
+            WorkerDied: When the cluster is gone.
+        """
+        if self.lost or not self.address:
+            raise WorkerDied(GONE)
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resources = dict(seat.resources)
+        options = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "memory": resources.pop("memory", None),
+            "resources": resources,
+            "max_concurrency": MAX_CONCURRENT_CALLS,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                group, index, placement_group_capture_child_tasks=False
+            ),
+        }
+        return self._actor_class.options(**options).remote(settings)
+
+    def kill(self, actor: Any) -> None:
+        """End an actor now."""
+        if self.lost or not self.address:
+            return
+        import ray
+
+        with contextlib.suppress(Exception):  # of a node that is gone as well
+            ray.kill(actor, no_restart=True)
+
+    async def answer(self, ref: Any) -> Any:
+        """Wait for what an actor answers.
+
+        Raises:
+            WorkerDied: When the actor is gone, or its node cannot be reached.
+        """
+        from ray.exceptions import RayError
+
+        try:
+            return await future_of(ref)
+        except RayError as e:
+            raise WorkerDied(reason(e)) from None
+
+    # Inside
+
+    def _start(self) -> None:
+        config = self._config
+        self._own = ray_local.LocalFolder()
+        self._stack.enter_context(ray_local.variables(self._own.environment()))
+        read_token_anew()
+        resources = ray_pools.local_resources(config.pools, self._num_workers, os.cpu_count() or 1)
+        self._init(
+            "local",
+            include_dashboard=False,
+            num_cpus=int(resources.pop("CPU")),
+            resources=resources,
+            object_store_memory=ray_local.OBJECT_STORE_BYTES,
+            _temp_dir=self._own.temp_dir,
+            _system_config=ray_local.health_settings(config.health_check_s),
+        )
+
+    def _init(self, address: str, **settings: Any) -> None:
+        import ray
+
+        with _signals_kept():
+            try:
+                ray.init(
+                    address=address,
+                    namespace=self._run_name,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **settings,
+                )
+            except Exception as e:
+                self._clean()
+                raise ConfigError(_no_cluster(address, e)) from e
+
+    def _clean(self) -> None:
+        self._stack.close()
+        if self._own is not None:
+            self._own.remove()
+            self._own = None
+
+
+MISSING_RAY = "runtime: ray needs Ray: pip install 'rollart[ray]'"
+
+
+def read_token_anew() -> None:
+    """Let Ray, in this process, use the token that is in the environment now: it reads it once."""
+    with contextlib.suppress(ImportError, AttributeError):  # where Ray keeps it is Ray's business
+        raylet: Any = import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def future_of(ref: Any) -> asyncio.Future[Any]:
+    """Return an object of Ray's as a future of this loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(error: BaseException | None, value: Any) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def deliver(done: Any) -> None:
+        error = done.exception()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, error, None if error else done.result())
+
+    ref.future().add_done_callback(deliver)
+    return future
+
+
+def reason(error: Exception) -> str:
+    """Return in one line what Ray says, in several, of the end of an actor or a task."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("The actor is dead", "The node", "The "))]
+    if telling:
+        return first_line(telling[-1])
+    return first_line(lines[-1]) if lines else type(error).__name__
+
+
+def address_of(gcs_address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``."""
+    host, _, port = gcs_address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _check_reached(address: str) -> bool:
+    """Look whether a head listens there; returns whether it is on the loopback address.
+
+    Ray itself would try for minutes, and then end this process.
+
+    Raises:
+        ConfigError: When none does.
+    """
+    if address == "auto":
+        return False
+    try:
+        host, port = address_of(address)
+    except ValueError:
+        message = f"runtime.address {address!r}: must be auto, or the head's host:port"
+        raise ConfigError(message) from None
+    try:
+        with socket.create_connection((host, port), CONNECT_S) as connection:
+            return str(connection.getpeername()[0]).startswith(("127.", "::1"))
+    except OSError as e:
+        raise ConfigError(_no_cluster(address, e)) from e
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this process's handlers of signals: Ray puts its own in the main thread."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    kept = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # not the main thread
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    why = first_line(str(error)) or type(error).__name__
+    if address == "local":
+        return f"Ray cannot be started on this machine: {why}"
+    if "auth" in type(error).__name__.lower() or "token" in why.lower():
+        return (
+            f"the Ray cluster at {address} does not let this process in: {why}; set "
+            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
+        )
+    mend = "start one with `ray start --head`, or leave runtime.address out to have one started"
+    return f"no Ray cluster to join at {address} ({why}): {mend}"

@@ -1,0 +1,329 @@
+"""A Ray cluster: each part of a run is an actor, on the pool that the mapper chose for it.
+
+    connect                    place                           new_part
+    start or join a cluster    seats ──> placement groups      an actor on a seat of its role
+    nodes ──> pools            check the nodes they are on
+
+Takes: a run config and a run directory. Gives: the parts that a
+:class:`rollart_core.runtime.base.Runtime` offers. Never: places a part by itself (the mapper does),
+or starts anything on a node that lacks what the part needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.runtime import RayPool
+from rollart_core.config.runtime import RayRuntime as RayConfig
+from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.errors import ClusterLost, ConfigError, UserError
+from rollart_core.runtime.inline import shared_folder
+from rollart_core.runtime.worker import Worker
+from rollart_core.runtime.workers import WorkersRuntime
+from rollart_ray import nodes as ray_nodes
+from rollart_ray import pools as ray_pools
+from rollart_ray.actor import ActorSettings
+from rollart_ray.checks import NodeChecks, refuse
+from rollart_ray.cluster import RayCluster, address_of
+from rollart_ray.pools import Node, ResourceSlot
+from rollart_ray.worker import RayWorker, Reservation
+from rollart_sandboxes.pool.live import RUN_VARIABLE
+
+LOOK_S = 1.0
+"""Between two looks at the cluster's head."""
+NODE_LOST_S = 3.0
+"""When the raylet of a cluster that this run started is out of reach for this long, it is gone."""
+REMOVE_S = 10.0
+"""For a node to remove what a run has left in its memory."""
+
+
+class RayRuntime(WorkersRuntime):
+    """Starts and ends the parts on a Ray cluster."""
+
+    has_own_devices = True
+
+    def __init__(self, run: ResolvedRun, run_dir: Path) -> None:
+        """Describe the run; nothing is started yet."""
+        super().__init__(run, run_dir, run_dir / "shared")
+        assert isinstance(run.config.runtime, RayConfig)
+        self._ray = run.config.runtime
+        self._classes = {one.name: one.count for one in run.engines}
+        num_parts = sum((*self._num_workers().values(), *self._classes.values()))
+        self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
+        self._pools: list[RayPool] = []
+        self._berths: dict[tuple[str, int], Reservation] = {}
+        self._parts: WeakSet[RayWorker] = WeakSet()
+        self._location: str | None = None
+        self._sharing: Node | None = None  # where the trainer keeps weights in memory
+        self._checks: NodeChecks | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def num_env_workers(self) -> int:
+        """How many env workers to start."""
+        return self._ray.num_env_workers
+
+    # Before anything starts
+
+    async def connect(self) -> Sequence[Pool]:
+        """Start or join the cluster, check its nodes, and return its pools.
+
+        Raises:
+            ConfigError: When there is no such cluster, a pool is not there, or a node has other
+                versions than this process.
+        """
+        self._cluster.open()
+        nodes = self._cluster.nodes()
+        self._watching = asyncio.create_task(self._watch_over(nodes), name="watch the cluster")
+        declared = self._ray.pools
+        self._pools, faults = list(declared), []
+        try:
+            self._pools = (
+                ray_pools.checked(declared, nodes) if declared else ray_pools.found_out(nodes)
+            )
+        except ConfigError as e:
+            faults = str(e).splitlines()
+        if self._cluster.is_own and all(pool.device == "cpu" for pool in self._pools):
+            self.trainer_host = "127.0.0.1"
+        self._checks = NodeChecks(self.run, self.run_dir, self._cluster)
+        refuse([*faults, *await self._checks.versions(nodes)])
+        return [ray_pools.contract(pool, self._classes) for pool in self._pools]
+
+    async def place(self, placement: Placement) -> None:
+        """Reserve a seat for every part, and check the nodes that they are on.
+
+        Raises:
+            ConfigError: When there is no room, or a node lacks what its parts need.
+        """
+        assert self._checks is not None
+        group = self.run.engine_devices
+        parts = self._num_workers()
+        seats = ray_pools.slots_of(placement, self._pools, parts, self._classes, group)
+        ray_pools.check_nodes(seats, self._pools, self._cluster.nodes(), group)
+        nodes: dict[str, list[Node]] = {}
+        for roles, strategy in self._together():
+            mine = [seat for seat in seats if seat.role in roles]
+            for seat, node in zip(mine, await self._reserve(mine, strategy), strict=True):
+                nodes.setdefault(seat.role, []).append(node)
+        (self.run_dir / "logs").mkdir(exist_ok=True)
+        reach = self.run.weights.spec.reach
+        if reach == "machine":
+            self._shared = shared_folder(self.run_dir.name)
+        classes = [seat.pool for seat in seats if seat.role == "engine"]
+        refuse(await self._checks.parts(nodes, classes, self._shared))
+        trainer = nodes["trainer"][0]
+        if reach == "machine":
+            self._sharing = trainer
+        if reach == "network" and self._may_be_elsewhere(trainer, nodes["engine"]):
+            self._location = await self._address_of_weights(trainer)
+
+    def weights_location(self) -> str:
+        """Return where trainer and engines open the weight channel."""
+        return self._location or super().weights_location()
+
+    # Parts
+
+    def new_worker(self, role: str, index: int = 0) -> Worker:
+        """Return an unstarted actor; it takes a seat of its role when it starts."""
+        threads = {
+            "engine": self._ray.engine_threads,
+            "trainer": self._ray.trainer_threads,
+            "model": 2,
+        }
+        num_threads = str(threads.get(role, 1))
+        name = f"{role}-{index}" if index else role
+        settings = ActorSettings(
+            environment={
+                "OMP_NUM_THREADS": num_threads,
+                "MKL_NUM_THREADS": num_threads,
+                "TOKENIZERS_PARALLELISM": "false",
+                RUN_VARIABLE: self.run_dir.name,
+            },
+            log_path=str(self.run_dir / "logs" / f"{name}.log"),
+            sys_path=[p for p in sys.path if p],
+        )
+        part = RayWorker(name, self._cluster, lambda: self._reservation(role, index), settings)
+        self._parts.add(part)
+        return part
+
+    def pool_of(self, role: str, index: int) -> str:
+        """Return the name of the pool a part is on."""
+        return self._berths[role, index].seat.pool
+
+    async def reserve(self, role: str, index: int, pool: str | None) -> None:
+        """Reserve a seat for one more part.
+
+        Raises:
+            UserError: When there is no room.
+        """
+        pools = [p for p in self._pools if p.name == pool] or self._pools_of(role)
+        for found in pools:
+            try:
+                seat = ray_pools.slot(found, role, self.run.engine_devices)
+                await self._reserve([seat], "PACK", index)
+                return
+            except ConfigError:
+                continue
+        where = " or ".join(p.name for p in pools)
+        raise UserError(f"no room for one more {role} on {where}; free: {self._cluster.free()}")
+
+    async def release_reservation(self, role: str, index: int) -> None:
+        """Give up the seat of a part that has left for good."""
+        await super().release_reservation(role, index)
+        berth = self._berths.pop((role, index), None)
+        if berth is not None and all(b.group is not berth.group for b in self._berths.values()):
+            self._cluster.release(berth.group)
+
+    async def close(self) -> None:
+        """End every part, give back what was reserved, and leave or end the cluster."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        try:
+            await super().close()
+            await self._remove_shared()
+        finally:
+            self._cluster.close()
+
+    # Inside
+
+    async def _remove_shared(self) -> None:
+        """Remove what trainer and engines shared in the memory of a machine that is not this one.
+
+        A node that does not answer, or is gone, keeps it.
+        """
+        node, self._sharing = self._sharing, None
+        if node is None or self._cluster.is_own or self._cluster.lost:
+            return
+        question = ray_nodes.ask_to_remove(str(self._shared))
+        with contextlib.suppress(Exception):
+            await self._cluster.ask(question, [node], REMOVE_S)
+
+    def _may_be_elsewhere(self, trainer: Node, engines: Sequence[Node]) -> bool:
+        """Return whether an engine is, or can come to be, on another machine than the trainer."""
+        names = {berth.seat.pool for (r, _), berth in self._berths.items() if r == "engine"}
+        pools = [pool for pool in self._pools if pool.name in names]
+        nodes = self._cluster.nodes()
+        able = [node for pool in pools for node in ray_pools.of_pool(pool, nodes)]
+        return any(node.address != trainer.address for node in (*engines, *able))
+
+    def _num_workers(self) -> dict[str, int]:
+        config = self._ray
+        num_ranks = config.num_trainer_ranks
+        return {"engine": config.num_engines, "trainer": num_ranks, "env": config.num_env_workers}
+
+    def _together(self) -> list[tuple[tuple[str, ...], str]]:
+        """Return which roles are reserved at once, and how: spread out or close together."""
+        addresses = {node.address for node in self._cluster.nodes()}
+        if self.run.weights.spec.reach == "machine" and len(addresses) > 1:
+            return [(("engine", "trainer"), "STRICT_PACK"), (("env",), "SPREAD")]
+        return [(("engine",), "SPREAD"), (("trainer",), "PACK"), (("env",), "SPREAD")]
+
+    def _pools_of(self, role: str) -> list[RayPool]:
+        names = list(dict.fromkeys(b.seat.pool for (r, _), b in self._berths.items() if r == role))
+        return [pool for name in names for pool in self._pools if pool.name == name]
+
+    async def _reserve(
+        self, seats: Sequence[ResourceSlot], strategy: str, first_index: int = 0
+    ) -> list[Node]:
+        """Reserve seats, remember them by role and number, and return their nodes."""
+        try:
+            group = await self._cluster.reserve(seats, strategy)
+        except TimeoutError:
+            raise ConfigError(self._no_capacity(seats, strategy)) from None
+        count: dict[str, int] = {}
+        for index, seat in enumerate(seats):
+            number = count.get(seat.role, first_index)
+            count[seat.role] = number + 1
+            self._berths[seat.role, number] = Reservation(seat, group, index)
+        nodes = self._cluster.nodes_of(group)
+        found = [node for node in nodes if node is not None]
+        if len(found) < len(nodes):
+            raise ConfigError("a node of the cluster was lost while room was made on it")
+        return found
+
+    async def _reservation(self, role: str, index: int) -> Reservation:
+        """Return the seat a part takes: its own, or for env workers any that is free.
+
+        An env worker whose node is gone sits down beside another one.
+        """
+        if (role, index) in self._berths and role != "env":
+            return self._berths[role, index]
+        envs = [berth for (r, _), berth in self._berths.items() if r == "env"]
+        up = [b for b in envs if self._cluster.nodes_of(b.group)[b.index] is not None] or envs
+        free = [berth for berth in up if berth.is_free]
+        if role == "env" and free:
+            return free[0]
+        beside = min(up, key=lambda berth: berth.num_beside)
+        beside.num_beside += 1
+        return Reservation(ResourceSlot(role, beside.seat.pool, {}, {}), beside.group, beside.index)
+
+    async def _address_of_weights(self, trainer: Node) -> str:
+        found = await self._cluster.ask(ray_nodes.ask_for_a_port(trainer.address), [trainer])
+        return f"tcp://{secrets.token_hex(16)}@{trainer.address}:{found[trainer]}"
+
+    async def _watch_over(self, nodes: Sequence[Node]) -> None:
+        """Look whether the cluster can still be used; when not for too long, the run is over.
+
+        Without its head Ray would end this process after a minute, without a word to anybody. The
+        raylet of a cluster that this run started is looked at too: it is the only node, Ray does
+        not start it again, and without it no part can be.
+        """
+        head = f"the head of the Ray cluster at {self._cluster.address}"
+        looked_at = [(head, address_of(self._cluster.address), self._ray.head_lost_s)]
+        if self._cluster.is_own:
+            raylet = "the raylet of the Ray that this run started, its only node,"
+            looked_at += [(raylet, (n.address, n.port), NODE_LOST_S) for n in nodes if n.port]
+        loop = asyncio.get_running_loop()
+        seen = dict.fromkeys((what for what, _, _ in looked_at), loop.time())
+        gone = ""
+        while not gone:
+            await asyncio.sleep(LOOK_S)
+            for what, (host, port), limit_s in looked_at:
+                if await _reached(host, port):
+                    seen[what] = loop.time()
+                elif loop.time() - seen[what] >= limit_s:
+                    gone = what
+        self._lose_cluster(gone)
+
+    def _lose_cluster(self, what: str) -> None:
+        """End the run: what the cluster needs is gone."""
+        self._cluster.lost = True
+        error = ClusterLost(
+            f"{what} is gone; what was done so far is kept: rollart run --resume {self.run_dir}"
+        )
+        if self.on_lost is not None:
+            self.on_lost(error)
+        for part in list(self._parts):
+            part.lose(str(error))
+
+    def _no_capacity(self, seats: Sequence[ResourceSlot], strategy: str) -> str:
+        parts = {seat.role: sum(s.role == seat.role for s in seats) for seat in seats}
+        what = " and ".join(f"{n} {role}" for role, n in parts.items())
+        said = f"the cluster had no room for {what} within {self._ray.placement_s:g} s"
+        if strategy == "STRICT_PACK":
+            return (
+                f"{said} on one machine, which weights: {self.run.config.weights.id} needs: take "
+                "weights: collective, or disk with runs_dir on a file system that all nodes share"
+            )
+        return (
+            f"{said} (free: {self._cluster.free()}): ask for fewer, wait until others are done, "
+            "or raise runtime.placement_s"
+        )
+
+
+async def _reached(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(LOOK_S * 3):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

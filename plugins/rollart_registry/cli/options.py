@@ -1,0 +1,185 @@
+"""The options that several ``rollart registry`` commands take, and the questions they ask.
+
+Takes: flags, and a person's answers. Gives: a trusted registry, a signer, a yes. Never: takes
+silence for a yes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollart_core.cli.output import visible
+from rollart_core.errors import RegistryError
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+    from rollart_registry.release import Release
+    from rollart_registry.trust import Trusted
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+URL = "https://rollart.example.org"
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        envvar="ROLLART_REGISTRY",
+        help="A folder or an http(s) URL; may be left out when one registry is trusted.",
+    ),
+]
+RootOption = Annotated[
+    Path | None, typer.Option(help="The registry's root metadata, got by a way you trust.")
+]
+FingerprintOption = Annotated[
+    str | None, typer.Option(help="What the root's SHA-256 must be, if it is new here.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
+PythonOption = Annotated[
+    Path | None, typer.Option(help="The Python to install into; this one if left out.")
+]
+FolderOption = Annotated[Path, typer.Argument(metavar="REGISTRY", help="The registry's folder.")]
+KeysOption = Annotated[
+    Path | None, typer.Option(help="The operator's key folder; REGISTRY-keys if left out.")
+]
+KeyOption = Annotated[Path, typer.Option(help="The owner's private key.")]
+OwnerNameOption = Annotated[
+    str | None, typer.Option("--owner", help="Which owner, when the key signs for several.")
+]
+ToOption = Annotated[
+    Path | None,
+    typer.Option(help="Put the submission here, to send to the operator, not into the registry."),
+]
+LockOption = Annotated[Path, typer.Option("--lock", help="The lock file.")]
+
+
+MOST_DAYS = 36_500.0
+"""A hundred years: dates do not go on for ever."""
+
+
+def days_option(help_: str) -> Any:
+    """Return an option that takes the days for which a signature holds."""
+    return typer.Option(callback=_in_bounds, help=help_)
+
+
+def _in_bounds(value: float | None) -> float | None:
+    """Refuse what is over at once, or has no end."""
+    if value is not None and not 0 < value <= MOST_DAYS:
+        raise typer.BadParameter(f"{value:g} days: must be above 0 and at most {MOST_DAYS:g}")
+    return value
+
+
+@app.callback(epilog=f"Example: rollart registry search maze --registry {URL}")
+def registry() -> None:
+    """Publish environments to a community registry, install from one, or run one.
+
+    docs/registry.md shows the whole road for an operator, an owner and a user.
+    """
+    import logging
+
+    # The HTTP library warns of every retry; what became of them is said in one line.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def run_check(wheel: str) -> Mapping[str, Any]:
+    """Run the conformance suite on a wheel."""
+    from rollart_testing.check import check
+
+    return check(wheel).to_json()
+
+
+def trusted_registry(
+    location: str | None, root: Path | None, fingerprint: str | None, yes: bool
+) -> Trusted:
+    """Return a registry that is trusted, after asking about one that is new here."""
+    from rollart_registry import trust
+    from rollart_registry.fetcher import base_url
+
+    if location is None:
+        known = trust.all_trusted()
+        if len(known) != 1:
+            names = ", ".join(t.base for t in known) or "none is trusted yet"
+            raise RegistryError(f"which registry? Give --registry FOLDER|URL ({names})")
+        return known[0]
+    base = base_url(location)
+    before = trust.trusted(base)
+    if before is not None and root is None and fingerprint in {None, before.fingerprint}:
+        return before
+    try:
+        offered = root.read_bytes() if root else trust.offered_root(base)
+    except OSError as e:
+        raise RegistryError(f"cannot read {root}: {e.strerror}") from e
+    trust.check_root(offered)
+    found = trust.fingerprint(offered)
+    if fingerprint is not None and fingerprint.lower() != found:
+        raise RegistryError(f"{base} has the root {found}, not {fingerprint}: it is not trusted")
+    if root is None and fingerprint is None:
+        typer.echo(f"{base} is new here. Its root has the fingerprint\n  {found}", err=True)
+        if not yes:
+            confirm(
+                "Is that what its operator says?",
+                f"give --fingerprint {found} if its operator confirms it, or --root FILE",
+            )
+    return trust.trust(base, offered)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask; where nobody can answer, or the answer is no, say what to do otherwise."""
+    if not sys.stdin.isatty():
+        raise RegistryError(f"nobody is here to answer {question!r}: {otherwise}")
+    if not typer.confirm(question, err=True):
+        raise RegistryError(f"you said no: {otherwise}")
+
+
+def new_passphrase() -> str | None:
+    """Return what a new key is encrypted with; None or empty: it is not."""
+    from rollart_registry.keys import PASSPHRASE_VARIABLE
+
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    if given is not None or not sys.stdin.isatty():
+        return given
+    question = "Passphrase for the new key (empty: none)"
+    answer: str = typer.prompt(
+        question,
+        default="",
+        show_default=False,
+        hide_input=True,
+        confirmation_prompt=True,
+        err=True,
+    )
+    return answer
+
+
+def ask(question: str) -> str:
+    """Ask for a passphrase."""
+    if not sys.stdin.isatty():
+        from rollart_registry.keys import PASSPHRASE_VARIABLE
+
+        raise RegistryError(f"{question}? Nobody is here to answer; set {PASSPHRASE_VARIABLE}")
+    answer: str = typer.prompt(question, hide_input=True, err=True)
+    return answer
+
+
+def signer_at(key: Path) -> CryptoSigner:
+    """Return the signer of a private key's file."""
+    from rollart_registry.keys import load_signer
+
+    return load_signer(key, ask)
+
+
+def release_line(release: Release) -> str:
+    """Return a release in one line."""
+    line = f"{release} (yanked: {release.yanked})" if release.yanked is not None else str(release)
+    return visible(line)
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return ``1 package``, ``2 packages``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,380 @@
+"""The operator's side: makes a registry, delegates namespaces, and signs what clients see.
+
+Takes: a folder for the registry and one for the keys, which lie apart. Gives: new signed versions
+of root, targets, snapshot and timestamp; the timestamp is written last, so that a reader sees the
+old state or the new one. Never: signs on top of a folder that is not, to the version, what it
+signed last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from securesystemslib.signer import CryptoSigner, SSlibKey
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (
+    DelegatedRole,
+    Delegations,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    Targets,
+    Timestamp,
+)
+
+from rollart_core.errors import RegistryError, first_line
+from rollart_registry.keys import Ask, load_signer, make_key
+from rollart_registry.names import check_owner, owner_of_distribution
+from rollart_registry.release import release_of_target
+from rollart_registry.signed import SignedState, load_state
+from rollart_registry.tree import RegistryTree, locked, write_whole
+
+ONLINE_ROLES: Final = ("targets", "snapshot", "timestamp")
+_POLICY: Final = "policy.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """How many days a signature of each role holds."""
+
+    root: float = 365.0
+    targets: float = 365.0
+    snapshot: float = 30.0
+    timestamp: float = 7.0
+
+    def until(self, role: str, now: datetime) -> datetime:
+        """Return when what is signed now expires."""
+        return now + timedelta(days=getattr(self, role))
+
+
+@dataclass(slots=True)
+class Operator:
+    """Holds the operator's keys and signs one registry."""
+
+    tree: RegistryTree
+    keys: Path
+    """The folder of private keys, of the trusted root and of what was signed last."""
+    ask: Ask | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the registry's lock.
+
+        Raises:
+            RegistryError: When there is no registry; then nothing is made either.
+        """
+        self._check_there()
+        with locked(self.tree.path):
+            yield
+
+    def state(self) -> SignedState:
+        """Return what the folder holds, verified.
+
+        Raises:
+            RegistryError: When it is not what this operator signed last.
+        """
+        self._check_there()
+        root = self.keys / "root.json"
+        if not root.is_file():
+            raise RegistryError(f"{self.keys} holds no root.json: give the folder that init made")
+        state = load_state(self.tree, root.read_bytes())
+        signed, found = self._policy()["timestamp_version"], state.timestamp.signed.version
+        if found < signed:
+            raise RegistryError(
+                f"{self.tree.path} was rolled back: its timestamp is version {found}, and the last "
+                f"one signed here was {signed}; put the newer files back"
+            )
+        _check_wheels(self.tree, state)
+        return state
+
+    def signer(self, role: str) -> CryptoSigner:
+        """Return the signer of a role other than root."""
+        return load_signer(self.keys / role, self.ask)
+
+    def sign_targets(self, state: SignedState, delegations: Delegations) -> Metadata[Targets]:
+        """Return new top-level metadata with these delegations."""
+        expires = self.validity().until("targets", self.now)
+        version = state.targets.signed.version + 1
+        return self.signed(Targets(version, expires=expires, delegations=delegations), "targets")
+
+    def signed(self, payload: Any, role: str) -> Metadata[Any]:
+        """Return a payload signed by the key of a role other than root."""
+        metadata: Metadata[Any] = Metadata(payload)
+        metadata.sign(self.signer(role))
+        return metadata
+
+    def publish(self, state: SignedState, changed: Mapping[str, Metadata[Targets]]) -> None:
+        """Write new versions of some roles, then snapshot and timestamp on top of them.
+
+        Args:
+            state: What the folder held until now.
+            changed: Role (an owner, or ``targets``) -> its new metadata.
+        """
+        for role, metadata in changed.items():
+            write_whole(self.tree.role_file(role, metadata.signed.version), metadata.to_bytes())
+        metas = dict(state.snapshot.signed.meta)
+        for role, metadata in changed.items():
+            metas[f"{role}.json"] = MetaFile.from_data(
+                metadata.signed.version, metadata.to_bytes(), ["sha256"]
+            )
+        version = state.snapshot.signed.version + 1
+        self.publish_snapshot(version, state.timestamp.signed.version + 1, metas)
+
+    def refresh(self, *, snapshot: bool = True) -> datetime:
+        """Sign the timestamp (and the snapshot) anew, so that they hold longer.
+
+        Returns:
+            When the new timestamp expires.
+        """
+        with self.alone():
+            state = self.state()
+            if snapshot:
+                self.publish(state, {})
+            else:
+                self._publish_timestamp(state.timestamp.signed.version + 1, state.snapshot)
+            return self.validity().until("timestamp", self.now)
+
+    def refresh_targets(self) -> None:
+        """Sign the top-level targets anew, with snapshot and timestamp."""
+        with self.alone():
+            state = self.state()
+            delegations = state.targets.signed.delegations or Delegations({}, {})
+            self.publish(state, {"targets": self.sign_targets(state, delegations)})
+
+    def refresh_root(self) -> None:
+        """Sign root anew as its next version."""
+        with self.alone():
+            state = self.state()
+            root = state.root.signed
+            root.version += 1
+            root.expires = self.validity().until("root", self.now)
+            self.write_root(root)
+
+    def add_owner(self, name: str, keys: Sequence[SSlibKey], *, update: bool = False) -> None:
+        """Delegate the namespace ``name`` to whoever holds one of ``keys``.
+
+        Args:
+            name: Of the owner.
+            keys: Any one of them signs for the owner.
+            update: The owner exists, and gets these keys instead of those it had.
+
+        Raises:
+            RegistryError: When the name is taken or of the wrong form, or what another owner has
+                published would be the new one's; for an update, when what the owner published is
+                signed by none of the new keys.
+        """
+        with self.alone():
+            state = self.state()
+            roles = dict(state.delegated)
+            if not update:
+                check_owner(name, roles)
+                _check_takes_no_name(state, name)
+            elif name not in roles:
+                raise RegistryError(f"there is no owner {name!r} to update")
+            targets = state.targets.signed
+            targets.delegations = targets.delegations or Delegations({}, {})
+            assert targets.delegations.roles is not None
+            keyids = [key.keyid for key in keys]
+            role = DelegatedRole(name, keyids, 1, terminating=True, paths=[f"{name}/*"])
+            targets.delegations.roles[name] = role
+            known = targets.delegations.keys | {key.keyid: key for key in keys}
+            used = {keyid for r in targets.delegations.roles.values() for keyid in r.keyids}
+            targets.delegations.keys = {keyid: known[keyid] for keyid in sorted(used)}
+            _check_still_signed(state, name)
+            self.publish(state, {"targets": self.sign_targets(state, targets.delegations)})
+
+    def _check_there(self) -> None:
+        if not self.tree.exists:
+            raise RegistryError(f"{self.tree.path} is no registry: `rollart registry init`")
+
+    def _policy(self) -> dict[str, Any]:
+        path = self.keys / _POLICY
+        try:
+            policy: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as e:
+            raise RegistryError(f"cannot read {path} ({e}): put a copy of it back") from e
+        return policy
+
+    def validity(self) -> Validity:
+        """Return how long signatures hold."""
+        days = self._policy()["days"]
+        return Validity(**{f.name: float(days[f.name]) for f in fields(Validity)})
+
+    def set_validity(self, days: Mapping[str, float]) -> None:
+        """Change how long signatures hold from now on; role -> days."""
+        if not days:
+            return
+        with self.alone():
+            policy = self._policy()
+            policy["days"] |= days
+            write_whole(self.keys / _POLICY, json.dumps(policy, indent=2).encode())
+
+    def publish_snapshot(
+        self, version: int, timestamp_version: int, metas: dict[str, MetaFile]
+    ) -> None:
+        """Write a snapshot of these versions, and a timestamp on top of it."""
+        expires = self.validity().until("snapshot", self.now)
+        snapshot = self.signed(Snapshot(version, expires=expires, meta=metas), "snapshot")
+        write_whole(self.tree.role_file("snapshot", version), snapshot.to_bytes())
+        self._publish_timestamp(timestamp_version, snapshot)
+
+    def _publish_timestamp(self, version: int, snapshot: Metadata[Snapshot]) -> None:
+        meta = MetaFile.from_data(snapshot.signed.version, snapshot.to_bytes(), ["sha256"])
+        expires = self.validity().until("timestamp", self.now)
+        timestamp = self.signed(
+            Timestamp(version, expires=expires, snapshot_meta=meta), "timestamp"
+        )
+        write_whole(self.tree.role_file("timestamp", version), timestamp.to_bytes())
+        policy = self._policy() | {"timestamp_version": version}
+        write_whole(self.keys / _POLICY, json.dumps(policy, indent=2).encode())
+
+    def write_root(self, root: Root) -> None:
+        """Sign root with all of its keys, and write it for clients and for this operator."""
+        metadata: Metadata[Root] = Metadata(root)
+        for path in root_key_files(self.keys):
+            metadata.sign(load_signer(path, self.ask), append=True)
+        try:
+            root.verify_delegate("root", metadata.signed_bytes, metadata.signatures)
+        except RepositoryError as e:
+            reason = f"{self.keys} holds too few keys of root ({first_line(str(e))})"
+            raise RegistryError(f"{reason}: bring the others there to sign together") from e
+        write_whole(self.tree.role_file("root", root.version), metadata.to_bytes())
+        write_whole(self.keys / "root.json", metadata.to_bytes())
+
+
+def init(
+    operator: Operator,
+    *,
+    passphrase: str | None,
+    root_keys: int = 1,
+    root_threshold: int = 1,
+    validity: Validity | None = None,
+) -> bytes:
+    """Make the keys and an empty registry.
+
+    Args:
+        operator: Names the two folders; neither may hold anything.
+        passphrase: Encrypts the private keys; None: they are not encrypted.
+        root_keys: How many keys root has.
+        root_threshold: How many of them must sign root.
+        validity: How long signatures hold.
+
+    Returns:
+        The root metadata, whose fingerprint clients compare.
+
+    Raises:
+        RegistryError: When a folder is in use, or the numbers make no sense.
+    """
+    tree, keys = operator.tree, operator.keys
+    if not 1 <= root_threshold <= root_keys:
+        raise RegistryError(f"root threshold {root_threshold} of {root_keys} keys: 1 to all")
+    if keys.resolve().is_relative_to(tree.path.resolve()):
+        raise RegistryError(f"{keys} lies inside of {tree.path}: private keys would be served")
+    for folder in (tree.path, keys):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RegistryError(f"{folder} exists and is not empty: name a new folder")
+    operator.ask = lambda _: passphrase or ""
+    try:
+        return _init(operator, passphrase, root_keys, root_threshold, validity or Validity())
+    except BaseException:
+        for folder in (tree.path, keys):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _init(
+    operator: Operator,
+    passphrase: str | None,
+    root_keys: int,
+    root_threshold: int,
+    validity: Validity,
+) -> bytes:
+    keys = operator.keys
+    keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+    keys.chmod(0o700)
+    days = asdict(validity)
+    policy = {"days": days, "timestamp_version": 0}
+    write_whole(keys / _POLICY, json.dumps(policy, indent=2).encode())
+    expires = validity.until("root", operator.now)
+    root = Root(1, expires=expires, consistent_snapshot=True)
+    for number in range(1, root_keys + 1):
+        root.add_key(make_key(keys / f"root{number}", passphrase), "root")
+    root.roles["root"].threshold = root_threshold
+    for role in ONLINE_ROLES:
+        root.add_key(make_key(keys / role, passphrase), role)
+    return _write_first(operator, root)
+
+
+def root_key_files(keys: Path) -> list[Path]:
+    """Return the private keys of root in a folder."""
+    return sorted(path for path in keys.glob("root*") if not path.suffix)
+
+
+def _write_first(operator: Operator, root: Root) -> bytes:
+    """Write the first version of every role."""
+    operator.write_root(root)
+    until = operator.validity().until("targets", operator.now)
+    empty = Targets(1, expires=until, delegations=Delegations({}, {}))
+    targets = operator.signed(empty, "targets")
+    write_whole(operator.tree.role_file("targets", 1), targets.to_bytes())
+    metas = {"targets.json": MetaFile.from_data(1, targets.to_bytes(), ["sha256"])}
+    operator.tree.targets.mkdir(parents=True, exist_ok=True)
+    operator.publish_snapshot(1, 1, metas)
+    return operator.tree.role_file("root", 1).read_bytes()
+
+
+def _check_wheels(tree: RegistryTree, state: SignedState) -> None:
+    """Refuse to sign on top of a folder whose wheels are not what their owners signed."""
+    for owner, metadata in state.owners.items():
+        for path, target in metadata.signed.targets.items():
+            name = path.rpartition("/")[2]
+            file = tree.target_file(owner, target.hashes.get("sha256", ""), name)
+            try:
+                with file.open("rb") as wheel:
+                    target.verify_length_and_hashes(wheel)
+            except OSError as e:
+                message = f"cannot read {file}: {e.strerror}; put the wheel that was signed back"
+                raise RegistryError(message) from e
+            except RepositoryError as e:
+                raise RegistryError(
+                    f"{file} is not what {owner!r} signed ({first_line(str(e))}): put the wheel "
+                    "that was signed back"
+                ) from e
+
+
+def _check_takes_no_name(state: SignedState, name: str) -> None:
+    """Refuse a new owner whom published packages of others would belong to."""
+    owners = [*state.delegated, name]
+    for other, metadata in state.owners.items():
+        for target in metadata.signed.targets.values():
+            release = release_of_target(other, target)
+            if owner_of_distribution(release.distribution, owners) == name:
+                raise RegistryError(
+                    f"owner {name!r}: {other!r} has published {release.distribution!r}, which "
+                    f"would be a name of {name!r}, and all of {other!r} would be refused; "
+                    "choose another"
+                )
+
+
+def _check_still_signed(state: SignedState, owner: str) -> None:
+    """Refuse new keys of which none has signed what the owner has published."""
+    published = state.owners.get(owner)
+    if published is None:
+        return
+    try:
+        state.targets.signed.verify_delegate(owner, published.signed_bytes, published.signatures)
+    except RepositoryError:
+        raise RegistryError(
+            f"what {owner!r} has published is signed by none of the new keys, so nobody could "
+            "install it: give the old key too, let the owner publish with the new one, "
+            "then drop the old"
+        ) from None

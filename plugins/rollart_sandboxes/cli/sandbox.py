@@ -1,0 +1,165 @@
+"""``rollart sandbox``: what boxes live, what killed runs left, and which walls work here.
+
+Takes: the ledger of boxes, and the walls that are installed. Gives: tables or JSON. Never: touches
+a box whose owner lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollart_core.cli.options import as_options
+from rollart_core.cli.output import print_columns, print_json, print_table
+
+if TYPE_CHECKING:
+    from rollart_core.contracts.host import Finding
+    from rollart_sandboxes.pool.doctor import SandboxDiagnosis
+    from rollart_sandboxes.pool.live import SandboxRecord
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_SIGNS = {"ok": "ok", "warn": "less", "bad": "no"}
+
+
+@app.callback(epilog="Example: rollart sandbox doctor")
+def sandbox() -> None:
+    """See which boxes live, remove what killed runs left, and find out which walls work here."""
+
+
+@app.command("list", epilog="Example: rollart sandbox list --json")
+def list_sandboxes(as_json: Json = False) -> None:
+    """List the boxes of all your runs on this machine."""
+    from rollart_sandboxes.pool import loop
+    from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
+
+    now = time.time()
+    found = loop.run(live_sandboxes(LiveSandboxes()))
+    if as_json:
+        print_json({"boxes": [_as_dict(record, now) for record in found]})
+        return
+    if not found:
+        typer.echo("No box lives on this machine.")
+        return
+    columns = ("sandbox", "id", "owner", "run", "state", "age", "time left", "memory")
+    print_columns(f"Boxes: {len(found)}", columns, [_row(record, now) for record in found])
+    if any(record.is_orphan for record in found):
+        typer.echo("The owners of orphans are gone: `rollart sandbox reap` removes what they left.")
+
+
+@app.command(epilog="Example: rollart sandbox reap")
+def collect_garbage(as_json: Json = False) -> None:
+    """Remove what the boxes of killed runs left: containers, cgroups, folders."""
+    from rollart_sandboxes.pool import loop
+    from rollart_sandboxes.pool.doctor import walls
+    from rollart_sandboxes.pool.gc import collect_garbage
+    from rollart_sandboxes.pool.live import LiveSandboxes
+
+    done = loop.run(collect_garbage(LiveSandboxes(), sweep=walls()))
+    if as_json:
+        print_json(asdict(done))
+    else:
+        typer.echo("\n".join(f"Removed {what}." for what in done.removed) or "Nothing was left.")
+        for what in done.unasked:
+            typer.echo(f"Not asked: {what}")
+        for what in done.failed:
+            typer.echo(f"Still there: {what}", err=True)
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: rollart sandbox doctor docker image=python:3.12-slim")
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="Which sandbox; none: all.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the box that is tried."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which walls work on this machine, by starting a box of each, and how to mend the others.
+
+    The exit code is 0 when at least one real wall (or the one that is named) works.
+    """
+    from rollart_sandboxes.pool import loop
+    from rollart_sandboxes.pool.doctor import diagnose, machine, walls
+
+    chosen = as_options(options or [])
+    names = [name] if name else walls()
+    here = machine()
+    found = [loop.run(diagnose(one, chosen)) for one in names]
+    works = any(one.works and (one.isolates or bool(name)) for one in found)
+    if as_json:
+        walls_found = [asdict(one) for one in found]
+        print_json({"works": works, "machine": list(map(asdict, here)), "sandboxes": walls_found})
+    else:
+        _show("this machine", here)
+        for one in found:
+            _show(_title(one), one.findings)
+    if not works:
+        raise typer.Exit(1)
+
+
+def _title(found: SandboxDiagnosis) -> str:
+    wall = found.isolation if found.isolates else "no wall"
+    return f"{found.sandbox} ({wall}): {'works' if found.works else 'does not work'}"
+
+
+def _show(title: str, findings: Iterable[Finding]) -> None:
+    rows = [(_SIGNS[f.state], f.what, f.says, f.mend) for f in findings]
+    print_table(title, ("", "what", "finding", "remedy"), rows)
+
+
+def _row(record: SandboxRecord, now: float) -> Sequence[str]:
+    used = record.used_bytes
+    memory = f"{'?' if used is None else used >> 20} of {record.reserve_bytes >> 20} MiB"
+    left = "" if record.ttl_s is None else _span(record.opened_at + record.ttl_s - now)
+    owner = f"{record.pid or '?'} ({'gone' if record.is_orphan else 'alive'})"
+    age = _span(now - record.opened_at)
+    return (_wall(record), record.name, owner, record.run, _state(record), age, left, memory)
+
+
+def _wall(record: SandboxRecord) -> str:
+    """Return the short name of its wall, if that is installed here."""
+    from rollart_core.errors import UserError
+    from rollart_core.plugins import registry
+
+    try:
+        return registry.spec("sandboxes", record.sandbox).alias or record.sandbox
+    except UserError:
+        return record.sandbox
+
+
+def _state(record: SandboxRecord) -> str:
+    if record.is_orphan:
+        return "orphan"
+    if record.ready_at is None:
+        return "starting"
+    return "warm" if record.is_idle else "in use"
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _as_dict(record: SandboxRecord, now: float) -> dict[str, object]:
+    left = None if record.ttl_s is None else record.opened_at + record.ttl_s - now
+    return {
+        "sandbox": record.sandbox,
+        "id": record.name,
+        "owner_pid": record.pid,
+        "run": record.run,
+        "state": _state(record),
+        "age_s": now - record.opened_at,
+        "ttl_left_s": left,
+        "used_bytes": record.used_bytes,
+        "reserve_bytes": record.reserve_bytes,
+        "left": {kind: list(what) for kind, what in record.left.items()},
+    }

@@ -1,0 +1,263 @@
+"""The production wall: a container of the Docker engine around the agent.
+
+Takes: options. Gives: the Sandbox contract: the image read-only; a working folder, ``/tmp`` and
+``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any; a user who
+is not root. Never: runs a ``docker`` command, or leaves a container when this process is killed:
+a box ends with its stdin, and the engine removes what has ended.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from rollart_core.contracts.host import Finding
+from rollart_core.errors import SandboxFailure
+from rollart_sandboxes import docker_host
+from rollart_sandboxes.base import AgentSandbox
+from rollart_sandboxes.cgroup import end_group, memory_used_bytes
+from rollart_sandboxes.config import DockerConfig, SandboxConfig, folder_bytes
+from rollart_sandboxes.connection import bootstrap
+from rollart_sandboxes.container import Container, remove
+from rollart_sandboxes.docker_host import PREFIX, TTL_LABEL
+from rollart_sandboxes.engine import Engine, EngineError, unfit
+from rollart_sandboxes.pool.owner import labels
+
+WORK: Final = "/work"
+_TMP: Final = "/tmp"
+_SHM: Final = "/dev/shm"
+_MISTAKES: Final = ("operation not permitted", "invalid argument")
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class DockerSandbox(AgentSandbox):
+    """A box that is a container; needs an engine and an image with Python."""
+
+    config_class: ClassVar[type[SandboxConfig]] = DockerConfig
+    trial: ClassVar[Mapping[str, object]] = {"pull": "never"}
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        assert isinstance(self._config, DockerConfig)
+        self._options = self._config
+        self.name = f"{PREFIX}{uuid.uuid4().hex}"
+        """What its container is called."""
+        self._about: dict[str, Any] = {}
+        self._image_env: dict[str, str] = {}
+        self._has_quota = False
+        self._group: Path | None = None
+
+    @property
+    def enforced_by(self) -> dict[str, str]:
+        """What holds each limit: ``cgroup``, ``tmpfs`` or ``storage``; empty: nothing does.
+
+        ``root_bytes`` is what a writable root may grow by; ``users`` says whether root in the box
+        is somebody else on the host: ``remap``, ``rootless``, or empty for no.
+        """
+        about = self._about
+        return {
+            "memory_bytes": "cgroup" if about.get("MemoryLimit") else "",
+            "num_pids": "cgroup" if about.get("PidsLimit") else "",
+            "cpus": "cgroup" if about.get("CpuCfsQuota") else "",
+            "disk_bytes": "tmpfs",
+            "root_bytes": self._root_held(),
+            "users": docker_host.users(about),
+        }
+
+    @property
+    def memory_used_bytes(self) -> int | None:
+        """Memory the box uses now, of a cgroup of version 1 or 2; None on another machine."""
+        return memory_used_bytes(self._group) if self._group else None
+
+    def _root_held(self) -> str:
+        if not self._options.writable_root:
+            return "read-only"
+        return "storage" if self._has_quota else ""
+
+    async def _launch(self) -> Container:
+        engine = Engine(self._options.host, timeout_s=self._options.start_timeout_s)
+        self._about = await docker_host.about(engine)
+        image = await docker_host.image(engine, self._options)
+        env = image["Config"].get("Env") or []
+        self._image_env = dict(entry.split("=", 1) for entry in env if "=" in entry)
+        self.leaves("container", f"{engine.host} {self.name}")
+        volumes = list(image["Config"].get("Volumes") or {})
+        settings = self._settings(volumes)
+        try:
+            return await self._run(engine, settings)
+        except EngineError as e:
+            raise _mended(e, self._options, self._about) from e
+
+    async def _run(self, engine: Engine, settings: dict[str, Any]) -> Container:
+        timeout_s = self._options.start_timeout_s
+        if self._options.writable_root:
+            held = {**settings["HostConfig"], "StorageOpt": {"size": str(self._options.disk_bytes)}}
+            try:
+                container = await Container.run(
+                    engine, self.name, {**settings, "HostConfig": held}, timeout_s=timeout_s
+                )
+            except EngineError as e:
+                if "storage" not in e.said:  # only some storage drivers can hold a size
+                    raise
+            else:
+                self._has_quota = True
+                return container
+        return await Container.run(engine, self.name, settings, timeout_s=timeout_s)
+
+    def _settings(self, volumes: Sequence[str]) -> dict[str, Any]:
+        """Return the container that is asked for, in the words of the Engine API."""
+        options = self._options
+        line = labels() if self.line is None else self.line.labels
+        return {
+            "Image": options.image,
+            "Hostname": "box",
+            "User": options.user,
+            "WorkingDir": WORK,
+            "Entrypoint": [options.python, "-I", "-S", "-c", bootstrap()],
+            "Cmd": [],
+            "OpenStdin": True,
+            "StdinOnce": True,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "Labels": {**line, TTL_LABEL: f"{options.ttl_s:g}"},
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {**_host_config(options, volumes), **self._limits()},
+        }
+
+    def _limits(self) -> dict[str, Any]:
+        options, held = self._options, self.enforced_by
+        limits: dict[str, Any] = {
+            "ShmSize": folder_bytes(options.tmp_bytes, options.memory_bytes),
+            "Ulimits": [
+                _ulimit("nofile", options.num_open_files),
+                _ulimit("core", 0),
+            ],
+        }
+        if held["memory_bytes"]:
+            limits["Memory"] = options.memory_bytes
+            if self._about.get("SwapLimit"):
+                limits["MemorySwap"] = options.memory_bytes
+        if held["num_pids"]:
+            limits["PidsLimit"] = options.num_pids
+        if held["cpus"] and options.cpus is not None:
+            limits["NanoCpus"] = int(options.cpus * 1e9)
+        return limits
+
+    async def _launched(self) -> None:
+        """Learn who the agent is on the host; it waits for its source, so nothing has run yet."""
+        assert isinstance(self._process, Container)
+        try:
+            await self._process.inspect()
+        except EngineError as e:
+            if e.status != 404:
+                raise
+            message = f"the container ended as it began{await self._explain()}"
+            raise unfit(f"{message}: is {self._options.python} a Python 3.8 or newer?") from e
+        self.agent_pid = self._process.pid
+        self._group = self._process.group
+        if self._group is not None:
+            self.leaves("usage", str(self._group))
+
+    def _hello(self) -> dict[str, Any]:
+        options = self._options
+        known = {"PATH": _PATH, "LANG": "C.UTF-8", "USER": "box", **self._image_env}
+        return {
+            "root": WORK,
+            "more_roots": [_TMP, _SHM, *options.snapshot_paths],
+            "env": {**known, **options.env},
+        }
+
+    @classmethod
+    async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
+        """Remove containers that a killed process noted; return those that cannot be removed."""
+        faults = []
+        for noted in left.get("container", ()):
+            host, _, name = noted.rpartition(" ")
+            if not name.startswith(PREFIX):
+                faults.append(f"{noted} is not a container of ours")
+                continue
+            try:
+                await remove(Engine(host), name)
+            except EngineError as e:
+                faults.append(f"container {name}: {e.said}")
+            except SandboxFailure as e:
+                # What does not run any more is removed by its engine, when that comes back.
+                groups = map(Path, left.get("usage", ()))
+                if not all(end_group(group) for group in groups):
+                    faults.append(f"container {name}: {e}")
+        return faults
+
+    @classmethod
+    async def sweep(cls) -> list[str]:
+        """Remove what dead processes left: their snapshots and containers, and overdue ones."""
+        return [*await super().sweep(), *await docker_host.sweep(Engine())]
+
+    @classmethod
+    async def examine(cls) -> list[Finding]:
+        """Say what the engine of this machine is and holds."""
+        return await docker_host.examine()
+
+
+def _host_config(options: DockerConfig, volumes: Sequence[str]) -> dict[str, Any]:
+    """Return the wall itself; the engine's default seccomp and AppArmor profiles stay."""
+    uid, gid = options.user.split(":")
+    own = f"uid={uid},gid={gid}"
+    kinds = "rw,exec,nosuid,nodev"
+    disk = folder_bytes(options.disk_bytes, options.memory_bytes)
+    tmp = folder_bytes(options.tmp_bytes, options.memory_bytes)
+    tmpfs = {
+        WORK: f"{kinds},size={disk},mode=0755,{own}",
+        _TMP: f"{kinds},size={tmp},mode=1777",
+    }
+    for path in volumes:  # else it is a folder on the host's disk, of no size
+        tmpfs.setdefault(path, f"{kinds},size={tmp},mode=0755,{own}")
+    config: dict[str, Any] = {
+        "AutoRemove": True,
+        "CapDrop": ["ALL"],
+        "IpcMode": "private",
+        "LogConfig": {"Type": "none"},
+        "Mounts": [_bind(path) for path in options.ro_binds],
+        "NetworkMode": "none",
+        "ReadonlyRootfs": not options.writable_root,
+        "SecurityOpt": ["no-new-privileges"],
+        "Tmpfs": tmpfs,
+    }
+    if options.runtime is not None:
+        config["Runtime"] = options.runtime
+    return config
+
+
+def _bind(path: str) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": path,
+        "Target": path,
+        "ReadOnly": True,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+def _ulimit(name: str, value: int) -> dict[str, Any]:
+    return {"Name": name, "Soft": value, "Hard": value}
+
+
+def _mended(error: EngineError, options: DockerConfig, about: Mapping[str, Any]) -> SandboxFailure:
+    """Return what an engine refused in words that say what to do about it."""
+    said = error.said
+    if "runtime" in said.lower() and options.runtime is not None and options.runtime in said:
+        there = sorted(about.get("Runtimes") or {})
+        return unfit(
+            f"the Docker engine has no runtime {options.runtime!r}: install it and name it in the "
+            f"engine's /etc/docker/daemon.json, or take one of {there}"
+        )
+    if "executable file not found" in said or "no such file or directory: unknown" in said:
+        return unfit(
+            f"the image {options.image} has no {options.python}: take an image with Python 3.8 or "
+            "newer, or say where it is with the option python"
+        )
+    if error.status == 400 or any(mistake in said for mistake in _MISTAKES):
+        return unfit(str(error))
+    return error

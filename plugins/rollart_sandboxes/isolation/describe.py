@@ -1,0 +1,164 @@
+"""What a box says of an environment: its spec, and what is wrong with its options.
+
+Takes: an id, its options, the key ``isolation``. Gives: :class:`Described`. Never: believes a box
+more than it must: a spec is made field by field, and of the types that the contract has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rollart_core.config.problems import Problem
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.errors import ConfigError, PluginError, SandboxFailure
+from rollart_core.plugins import registry
+from rollart_sandboxes.isolation import config
+from rollart_sandboxes.isolation.recipe import recipe_of
+from rollart_sandboxes.isolation.slots import EnvSlot, json_options
+from rollart_sandboxes.pool import loop
+
+START_S = 30.0
+"""Given to a reset besides the environment's own seconds, for a box that has to start."""
+_MAX_TEXT = 1000
+_ENTRY_POINT = "rollart_sandboxes.isolation.env:IsolatedEnv"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An environment, as its box describes it."""
+
+    spec: EnvSpec
+    problems: list[Problem] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Checked and filled with defaults by the environment's own model, and the isolation."""
+    distribution: str = "unregistered"
+    version: str = "0"
+
+
+_known: dict[str, Described] = {}
+
+
+def describe(env_id: str, options: Mapping[str, object]) -> Described:
+    """Ask a box, once in this process for the same question.
+
+    Raises:
+        UserError: When the isolation is wrong, the box does not start, or knows no such
+            environment.
+    """
+    given, rest = config.split(options)
+    isolation = config.checked(given)
+    key = json.dumps([env_id, isolation.as_dict(), json_options(rest)], sort_keys=True)
+    if key not in _known:
+        said = _asked(EnvSlot(recipe_of(isolation, env_id), env_id, rest))
+        _known[key] = _read(env_id, said, isolation, rest)
+    return _known[key]
+
+
+def option_faults(env_id: str, options: Mapping[str, object]) -> list[Problem]:
+    """Return what is wrong with the isolation, or else with the environment's own options.
+
+    Raises:
+        UserError: As :func:`describe`.
+    """
+    faults = config.problems_of(options[config.KEY])
+    return faults or describe(env_id, options).problems
+
+
+def _asked(seat: EnvSlot) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        try:
+            return await seat.describe()
+        finally:
+            await seat.close()
+
+    try:
+        return loop.run(ask())
+    except SandboxFailure as e:
+        raise PluginError(f"isolation: {e}") from e
+
+
+def _read(
+    env_id: str, said: Mapping[str, Any], isolation: config.Isolation, rest: Mapping[str, object]
+) -> Described:
+    try:
+        problems = [Problem(tuple(path), str(why)) for path, why in said.get("problems", ())]
+        spec = read_spec(env_id, said.get("spec") or {})
+        options = dict(said.get("options") or rest)
+    except (TypeError, ValueError) as e:
+        raise PluginError(f"{env_id}: its box describes it wrongly: {e}") from e
+    if spec.kind != "step":
+        raise ConfigError(f"{env_id} owns its loop: only step environments can be isolated")
+    if spec.sandbox is not None:
+        raise ConfigError(f"{env_id} starts boxes of its own ({spec.sandbox}): leave isolation out")
+    _check_network(spec, isolation)
+    return Described(
+        spec,
+        problems,
+        {**options, config.KEY: isolation.as_dict()},
+        _text(said.get("distribution", "unregistered")),
+        _text(said.get("version", "0")),
+    )
+
+
+def _check_network(spec: EnvSpec, isolation: config.Isolation) -> None:
+    """Refuse a box without a network where the environment says that it needs one."""
+    model = registry.config_model("sandboxes", isolation.sandbox)
+    if not spec.network or model is None or "network" not in model.model_fields:
+        return
+    if not isolation.options.get("network"):
+        raise ConfigError(
+            f"{spec.id} needs the network, and its box has none: name the hosts that it may reach, "
+            f"as in isolation: {{kind: {isolation.kind}, network: ['api.example.org']}}"
+        )
+
+
+def read_spec(env_id: str, said: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec that a box tells in plain values; what it leaves out has its default.
+
+    Raises:
+        TypeError: When a field is not of its type.
+        ValueError: When it is no possible one.
+    """
+    given = {k: v for k, v in said.items() if k not in ("id", "entry_point", "config", "alias")}
+    spec: EnvSpec = _record(EnvSpec, {**given, "id": env_id, "entry_point": _ENTRY_POINT})
+    known = said.get("id")
+    if isinstance(known, str) and 0 < len(known) <= _MAX_TEXT:
+        spec = replace(spec, id=known)
+    if spec.max_turns < 1 or not spec.splits:
+        raise ValueError("max_turns and splits must not be empty")
+    times = spec.timeouts
+    return replace(spec, timeouts=replace(times, reset_s=times.reset_s + START_S))
+
+
+def _record(cls: type[Any], said: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    return cls(**{n: _value(hints[n], said[n], n) for n in names if n in said})
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    """Return a plain value as the type that a field has."""
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _record(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple and isinstance(value, list):
+        kinds = get_args(hint)
+        each = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else kinds
+        return tuple(_value(k, v, name) for k, v in zip(each, value, strict=True))
+    allowed = get_args(hint) or (hint,)
+    if value in [a for a in allowed if isinstance(a, str)]:  # of a Literal
+        return value
+    if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    types = tuple(a for a in allowed if isinstance(a, type))
+    right = isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
+    if not right:
+        raise TypeError(f"{name} is {type(value).__name__}")
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: object) -> str:
+    return str(value)[:_MAX_TEXT]

@@ -1,0 +1,181 @@
+"""Images for isolated environments: ``rollart build`` makes one from the plugin's Dockerfile.
+
+Takes: an installed id or a project folder. Gives: the image's names, or a UserError that says how
+to mend what kept it from being made. Never: pushes or pulls by itself; the Dockerfile may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from rollart_core.contracts.spec import ID_PATTERN
+from rollart_core.errors import PluginError, UserError, first_line
+from rollart_core.plugins import registry
+from rollart_core.plugins.manifest import MANIFEST_NAME, parse_manifest
+from rollart_sandboxes.isolation.recipe import image_of
+
+_LAST_LINES: Final = 12
+_PROBE_S: Final = 20.0
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What an image is made from."""
+
+    folder: Path
+    ids: tuple[str, ...]
+    """Of its environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How it is made."""
+
+    tags: tuple[str, ...]
+    """Names of the image; empty: one for each environment of the project."""
+    dockerfile: Path | None = None
+    """None: the ``Dockerfile`` of the project."""
+    build_args: tuple[str, ...] = ()
+    """``NAME=value`` each."""
+    network: str | None = None
+    """Docker's ``--network`` for the steps; None: the engine's own choice."""
+
+
+def find_project(given: str) -> Project:
+    """Return the project behind an installed id, or in a folder.
+
+    Raises:
+        UserError: When there is none, or it was installed without its folder.
+    """
+    folder = Path(given)
+    if folder.is_dir():
+        return Project(folder.resolve(), tuple(_ids_in(folder)))
+    if folder.is_file() or given.startswith((".", "/", "~")):
+        raise UserError(f"{given}: there is no such folder; give an id or a project's folder")
+    found = registry.find("environments", given)
+    if not ID_PATTERN.match(found.key):
+        raise UserError(f"{given} is no registered environment: give an id or a project folder")
+    return Project(_source_of(found.plugin.distribution, given), (found.key,))
+
+
+def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """Make an image, and return its names.
+
+    Args:
+        project: What from.
+        build: How.
+        tell: Gets each line of progress.
+
+    Raises:
+        UserError: When there is no Docker engine or no Dockerfile, or a step of it fails.
+    """
+    tags = build.tags or tuple(image_of(env_id) for env_id in project.ids)
+    if not tags:
+        raise UserError(
+            f"{project.folder}: no {MANIFEST_NAME} in it names an environment: give a --tag"
+        )
+    dockerfile = build.dockerfile or project.folder / "Dockerfile"
+    if not dockerfile.is_file():
+        raise UserError(
+            f"{dockerfile}: there is no such file: write a Dockerfile that installs the project "
+            "(`rollart new-env` makes one), or name it with --file"
+        )
+    docker = _docker()
+    argv = [docker, "build", "--force-rm", "--file", str(dockerfile)]
+    argv += [word for tag in tags for word in ("--tag", tag)]
+    argv += [word for arg in build.build_args for word in ("--build-arg", arg)]
+    argv += ["--network", build.network] if build.network else []
+    _run([*argv, str(project.folder)], dockerfile, tell)
+    return tags
+
+
+def _docker() -> str:
+    docker = shutil.which("docker")
+    if docker is None:
+        raise UserError("docker is not installed: install Docker (Debian: apt install docker.io)")
+    try:
+        done = subprocess.run(
+            [docker, "version", "--format", "{{.Server.Version}}"],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        raise UserError(f"the Docker engine does not answer within {_PROBE_S:g} s") from e
+    if done.returncode:
+        where = os.environ.get("DOCKER_HOST") or "the usual socket"
+        raise UserError(
+            f"no Docker engine answers at {where}: start it, or set DOCKER_HOST "
+            f"({first_line(done.stderr)})"
+        )
+    return docker
+
+
+def _run(argv: Sequence[str], dockerfile: Path, tell: Callable[[str], None]) -> None:
+    env = {**os.environ, "BUILDKIT_PROGRESS": "plain"}
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env,
+    )
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    step = ""
+    assert process.stdout is not None
+    try:
+        with process.stdout:
+            for coloured in process.stdout:
+                line = _COLOUR.sub("", coloured)
+                step = line.strip() if line.startswith(("Step ", "#")) else step
+                last.append(line.rstrip())
+                tell(line.rstrip())
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if process.wait():
+        said = "\n".join(f"  {line}" for line in last if line)
+        raise UserError(f"{dockerfile}: the build failed at {step or 'its start'}:\n{said}")
+
+
+def _ids_in(folder: Path) -> list[str]:
+    """Return the environments that manifests in a project name."""
+    found: list[str] = []
+    places = (f"*/{MANIFEST_NAME}", f"src/*/{MANIFEST_NAME}")
+    for path in sorted(path for place in places for path in folder.glob(place)):
+        manifest = parse_manifest(path.read_text(encoding="utf-8"), str(path))
+        found += [spec.id for spec in manifest.specs.get("environments", ())]
+    return found
+
+
+def _source_of(name: str, given: str) -> Path:
+    """Return the folder that a distribution was installed from, where pip noted one."""
+    try:
+        text = distribution(name).read_text("direct_url.json")
+    except (PackageNotFoundError, ValueError):
+        text = None
+    url = urlsplit(str(json.loads(text or "{}").get("url", "")))
+    folder = Path(unquote(url.path))
+    if url.scheme != "file" or not folder.is_dir():
+        raise PluginError(
+            f"{given} is of {name}, which was not installed from a folder here: give the folder "
+            "of its project (git clone it, or unpack its sdist)"
+        )
+    return folder

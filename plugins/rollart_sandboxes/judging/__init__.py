@@ -1,0 +1,1 @@
+"""Judging functions in a sandbox."""

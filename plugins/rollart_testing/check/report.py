@@ -1,0 +1,67 @@
+"""What a check of a subject came to.
+
+Takes: results. Gives: counts, a verdict, JSON. Never: takes a SKIP for a pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollart_testing.check.catalogue import Group
+from rollart_testing.results import CheckOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check of one thing."""
+
+    id: str
+    """The plugin's id; of static checks, the distribution's name."""
+    group: Group
+    name: str
+    outcome: CheckOutcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one subject."""
+
+    subject: str
+    version: str
+    """Of its distribution; empty when it has none."""
+    results: Sequence[Result]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many checks ended how."""
+        counted = Counter(result.outcome for result in self.results)
+        return {outcome.value: counted[outcome] for outcome in CheckOutcome}
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed, and something passed of each id that was checked."""
+        proven = {r.id for r in self.results if r.outcome is CheckOutcome.PASS}
+        failed = any(r.outcome is CheckOutcome.FAIL for r in self.results)
+        return bool(proven) and not failed and proven == {r.id for r in self.results}
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as plain values."""
+        return {
+            "subject": self.subject,
+            "version": self.version,
+            "passed": self.passed,
+            "counts": self.counts,
+            "results": [
+                {
+                    "id": r.id,
+                    "group": r.group,
+                    "name": r.name,
+                    "outcome": r.outcome.value,
+                    "reason": r.reason,
+                }
+                for r in self.results
+            ],
+        }

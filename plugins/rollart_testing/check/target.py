@@ -1,0 +1,159 @@
+"""What is checked: an id, a project folder or a wheel, and where it lies.
+
+Takes: what a person typed. Gives: a :class:`Target`: distribution, entry points, and the folders
+from which a child imports it. Never: imports it, or writes into its folder.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from rollart_core.contracts.adapter import SEPARATOR
+from rollart_core.errors import PluginError, UnknownIdError, UserError, did_you_mean
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import CORE, GROUP, KINDS, Plugin, plugins
+from rollart_testing.check.project import lay_out
+
+KINDLESS: Final = "?"
+"""The kind of a ``module:Class``, before it is imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One subject of a check."""
+
+    name: str
+    """What it is called in the report."""
+    version: str = ""
+    dist: Distribution | None = None
+    """Its metadata; None when it has none."""
+    entry_points: Sequence[tuple[str, str]] = ()
+    """Name and value of each entry point in group ``rollart``."""
+    paths: Sequence[Path] = ()
+    """Folders that a child imports from before all others."""
+    project: Path | None = None
+    """The folder of its source, when that is what was given."""
+    ids: Sequence[tuple[str, str]] | None = None
+    """(kind, id) of what is checked; None: all that its hooks return."""
+    no_static: str = ""
+    """Why there is nothing static to check; empty when there is."""
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it is a part of RollArt itself."""
+        return self.dist is not None and self.dist.name == CORE
+
+    @property
+    def static_id(self) -> str:
+        """What its static results are filed under."""
+        return self.dist.name if self.dist is not None else self.name
+
+
+def open_target(given: str, scratch: Path) -> Target:
+    """Find out what is meant.
+
+    Args:
+        given: An id, alias, ``module:Class``, ``ADAPTER::FOREIGN_ID``, folder or wheel.
+        scratch: An empty folder to unpack in.
+
+    Raises:
+        UserError: When there is no such thing, or it is no plugin project or no wheel.
+    """
+    found = _registered(given)
+    if found is not None:
+        return found
+    path = Path(given)
+    if path.is_dir():
+        return _of_dist(given, lay_out(path, scratch), path.resolve())
+    if path.is_file():
+        return _of_dist(given, (_unpacked(path, scratch), [scratch]))
+    return _unregistered(given)
+
+
+def _registered(given: str) -> Target | None:
+    """Return the target of an installed id or alias, working or broken."""
+    for kind in KINDS:
+        for registered in plugins().registered(kind).values():
+            if given in {registered.key, getattr(registered.spec, "alias", None)}:
+                return _of_plugin(given, registered.plugin, (kind, registered.key))
+    for registered in plugins().broken_specs:
+        if given in {registered.key, getattr(registered.spec, "alias", None)}:
+            return _of_plugin(given, registered.plugin, (registered.kind, registered.key))
+    return None
+
+
+def _of_plugin(given: str, plugin: Plugin, of_kind: tuple[str, str]) -> Target:
+    try:
+        dist: Distribution | None = distribution(plugin.distribution)
+    except (PackageNotFoundError, ValueError):
+        dist = None
+    entry_points = [(plugin.name, plugin.module)] if dist is None else _entry_points(dist)
+    return Target(
+        name=given,
+        version=plugin.version,
+        dist=dist,
+        entry_points=entry_points,
+        ids=[of_kind],
+    )
+
+
+def _of_dist(
+    given: str, laid_out: tuple[Distribution, list[Path]], project: Path | None = None
+) -> Target:
+    dist, paths = laid_out
+    return Target(
+        name=dist.name or given,
+        version=dist.version,
+        dist=dist,
+        entry_points=_entry_points(dist),
+        paths=paths,
+        project=project,
+    )
+
+
+def _entry_points(dist: Distribution) -> list[tuple[str, str]]:
+    return [(e.name, e.value) for e in dist.entry_points if e.group == GROUP]
+
+
+def _unpacked(wheel: Path, scratch: Path) -> Distribution:
+    try:
+        parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as e:
+        raise UserError(f"{wheel}: give an id, a project folder or a wheel (*.whl): {e}") from e
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(scratch)  # which never leaves the folder, whatever the names say
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
+        raise UserError(f"{wheel}: cannot be read as a wheel: {e}") from e
+    infos = [folder for folder in scratch.glob("*.dist-info") if (folder / "METADATA").is_file()]
+    if len(infos) != 1:
+        raise UserError(f"{wheel}: holds {len(infos)} folders *.dist-info with METADATA, not one")
+    return Distribution.at(infos[0])
+
+
+def _unregistered(given: str) -> Target:
+    """Return the target of an adapter's id or of ``module:Class``; refuse all else."""
+    if SEPARATOR in given:
+        registered = registry.find("environments", given)
+        reason = f"a foreign environment, through the adapter of {registered.plugin}"
+        return Target(name=given, ids=[("environments", given)], no_static=reason)
+    if ":" in given:
+        return Target(name=given, ids=[(KINDLESS, given)], no_static="no plugin registers it")
+    if given.endswith(".whl"):
+        raise UserError(f"{given}: there is no such file")
+    known = [name for kind in KINDS for name in registry.names(kind)]
+    for plugin in plugins().broken:
+        if plugin.name == given:
+            raise PluginError(f"plugin {plugin} is broken: {plugin.broken}")
+    raise UnknownIdError(
+        f"{given!r} is neither an installed id nor a folder nor a wheel."
+        f"{did_you_mean(given, known)} `rollart list` shows what is installed."
+    )

@@ -1,0 +1,136 @@
+"""Does an environment that acts in a box close it, and keep its answers out of it?
+
+Takes: a subject. Gives: checks that raise; what has no box passes them, and they say so. Never:
+starts a box of its own.
+
+A secret counts as readable where a file of the box holds most of its telling lines: those of some
+length that stand neither on the page nor, of a patch, in what it leaves as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.rollout.random_player import text_of
+from rollart_testing import search_files as search_box
+from rollart_testing.play import Player, Subject, good_action, play
+from rollart_testing.results import expect
+
+MIN_LINE_CHARS: Final = 12
+MIN_ONLY_LINE_CHARS: Final = 20
+_SEARCH_S: Final = 5.0
+_GRACE_S: Final = 40.0
+_MAX_TURNS: Final = 3
+
+
+def check_no_sandbox_left(subject: Subject) -> str | None:
+    """When an environment is closed, so is every box that it opened."""
+    before = live_sandboxes_here()
+    with subject.open() as player:
+        play(player, good_action, subject.seed, {}, _MAX_TURNS)
+        player.reset(seed=subject.seed)
+        during = live_sandboxes_here()
+    opened = {name: left for name, left in during.items() if name not in before}
+    still = [name for name in live_sandboxes_here() if name not in before]
+    if subject.given is not None:
+        return "not judged to the end: the environment is not the check's to close"
+    expect(not still, f"{len(still)} of its boxes live on after close()")
+    paths = [path for left in opened.values() for path in left if Path(path).exists()]
+    expect(not paths, f"after close() there is still {', '.join(paths[:3])}")
+    return None if opened else "it opened no box"
+
+
+def live_sandboxes_here() -> dict[str, list[str]]:
+    """Return the live boxes of this process, and the folders that each has on the host."""
+    if "rollart_sandboxes.pool.source" not in sys.modules:
+        return {}
+    from rollart_sandboxes.pool import loop
+    from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
+    from rollart_sandboxes.pool.owner import owner_mark
+
+    mine = owner_mark()
+    return {
+        record.name: [path for kind in ("folder", "cgroup") for path in record.left.get(kind, ())]
+        for record in loop.run(live_sandboxes(LiveSandboxes()))
+        if record.owner == mine
+    }
+
+
+def check_sandbox_hides_secrets(subject: Subject) -> str | None:
+    """No file of the agent's box shows a secret of the task, at the beginning or a turn later."""
+    num_files, is_cut = 0, False
+    with subject.open() as player:
+        if not (player.has("secrets") and _has_sandbox(player, subject)):
+            return "it has no box, or no secrets()"
+        for options in subject.paced(subject.tasks(player)):
+            step = player.reset(seed=subject.seed, options=options)
+            for turn in range(2):
+                box = sandbox_of(player)
+                if box is None or step.over:
+                    break
+                lines = telling_lines(player.call("secrets"), text_of(step.observation))
+                found = searched(box, lines)
+                where, counts = found.get("where"), found.get("lines") or (0, 0)
+                expect(
+                    where is None,
+                    f"{options}, turn {turn}: {where} of its box holds {counts[0]} of"
+                    f" {counts[1]} lines of a secret",
+                )
+                num_files, is_cut = num_files + found["num_files"], is_cut or found["is_cut"]
+                step = player.step("?")
+    return f"{num_files} files looked at" + (", not all: time was over" if is_cut else "")
+
+
+def telling_lines(secrets: Sequence[str], page: str) -> list[list[str]]:
+    """Return for each secret the lines by which one would know it."""
+    shown = {line.strip() for line in page.splitlines()}
+    found = []
+    for secret in secrets:
+        own, known = _own_lines(secret)
+        lines = {line.strip() for line in own} - {line.strip() for line in known} - shown
+        telling = sorted(line for line in lines if len(line) >= MIN_LINE_CHARS)
+        if len(telling) > 1 or (telling and len(telling[0]) >= MIN_ONLY_LINE_CHARS):
+            found.append(telling)
+    return found
+
+
+def _own_lines(secret: str) -> tuple[list[str], list[str]]:
+    """Return the lines that a secret brings, and those of a patch that were there before."""
+    lines = secret.splitlines()
+    if not any(line.startswith("@@ ") for line in lines):
+        return lines, []
+    body = [line for line in lines if not line.startswith(("+++ ", "--- ", "diff ", "@@ "))]
+    added = [line[1:] for line in body if line.startswith("+")]
+    return added, [line[1:] for line in body if line[:1] in ("-", " ")]
+
+
+def _has_sandbox(player: Player, subject: Subject) -> bool:
+    player.reset(seed=subject.seed)
+    return sandbox_of(player) is not None
+
+
+def sandbox_of(player: Player) -> Sandbox | None:
+    """Return the box of an environment, which it has as ``box``; None when it has none."""
+    env = getattr(player.env, "unwrapped", player.env)
+    box = getattr(env, "box", None)
+    return box if isinstance(box, Sandbox) else None
+
+
+def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
+    """Look through the files of a box for telling lines, and return what was found."""
+    from rollart_sandboxes.pool import loop
+
+    order = json.dumps({"secrets": lines, "budget_s": _SEARCH_S}).encode()
+    source = Path(search_box.__file__).read_text(encoding="utf-8")
+    result = loop.run(
+        box.exec(("python3", "-I", "-S", "-c", source), timeout_s=_SEARCH_S + _GRACE_S, stdin=order)
+    )
+    said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    expect(result.exit_code == 0 and said, f"its box could not be searched: {' '.join(said[-1:])}")
+    found: dict[str, Any] = json.loads(said[-1])
+    return found

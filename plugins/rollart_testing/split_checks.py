@@ -1,0 +1,157 @@
+"""Are the tasks of the test split other ones than those of training?
+
+Takes: a subject. Gives: a check that raises. Never: knows how an environment chooses its tasks: it
+compares what is shown, with the options and seeds that a run gives.
+
+A task is its first page and its secrets. If more than ``MAX_SHARE`` of the test tasks are training
+tasks by that, which may only mean that first pages say little, episodes of the expert and of random
+players are compared, and the check fails if these are equal too. No cluster of tasks is in both
+splits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from rollart_core.scheduling.tasks import task_seed
+from rollart_testing.agent_play import AgentSubject, plain_answer, play_agent, prepare
+from rollart_testing.answers import plain
+from rollart_testing.play import (
+    Options,
+    Player,
+    Subject,
+    good_action,
+    play,
+    random_policy,
+)
+from rollart_testing.results import CheckFailed, SkipCheck, expect
+
+MAX_SHARE: Final = 0.1
+"""Of the test tasks that may be training tasks by chance, where an environment has few."""
+MOST: Final = (400, 40)
+"""Tasks of training and of test that are compared."""
+MIN_TASKS: Final = 8
+"""Of each split that are compared however long they take."""
+MAX_TURNS: Final = 12
+NUM_RANDOM: Final = 2
+"""Random players that act alike in every task, besides the expert."""
+BUDGET_S: Final = 1.0
+
+MEND: Final = (
+    "Success on them is not held out. Let options['split'] and options['task'] choose the task "
+    "from lists that share none, or draw it from the seed alone, which differs between splits; or "
+    "say disjoint_splits: false in the spec"
+)
+
+Shown: TypeAlias = Callable[[Player, int, Options], str]
+"""What is shown of the task of a seed and options."""
+
+
+def check_splits(subject: Subject) -> str | None:
+    """No more than a tenth of the test tasks are training tasks."""
+
+    def first_page(player: Player, seed: int, options: Options) -> str:
+        observation = player.reset(seed=seed, options=options).observation
+        return _text([observation, _secrets(player)])
+
+    def episode(player: Player, seed: int, options: Options) -> str:
+        policies = (good_action, *(random_policy(f"splits/{i}") for i in range(NUM_RANDOM)))
+        played = [play(player, policy, seed, options, MAX_TURNS) for policy in policies]
+        return _text([[s.observation, s.reward] for steps in played for s in steps])
+
+    return _check(subject, first_page, episode)
+
+
+def check_agent_splits(subject: AgentSubject) -> str | None:
+    """No more than a tenth of the test tasks are training tasks."""
+
+    def prompt(player: Player, seed: int, options: Options) -> str:
+        start = asyncio.run(prepare(player, options, seed))
+        return _text([start.prompt, _secrets(player)])
+
+    def episode(player: Player, seed: int, options: Options) -> str:
+        played = play_agent(subject, player, plain_answer, options, seed=seed)
+        return _text([played.seen, played.verdict])
+
+    return _check(subject, prompt, episode)
+
+
+def _check(subject: Subject, first: Shown, whole: Shown) -> str:
+    splits = subject.spec.splits
+    if len(splits) < 2:
+        raise SkipCheck("its spec names one split")
+    train = "train" if "train" in splits else splits[0]
+    test = "test" if "test" in splits else splits[-1]
+    with subject.open() as player:
+        shared = {*_clusters(player, train)} & {*_clusters(player, test)}
+        expect(
+            not (shared and subject.spec.disjoint_splits),
+            f"{len(shared)} clusters are in {train} and in {test}, such as "
+            f"{min(shared, default='')!r}: let task_clusters(split) name none in two splits",
+        )
+        shown = _shown(subject, player, (train, test), first)
+        if _too_many(shown[train], shown[test]):
+            shown = _shown(subject, player, (train, test), whole)
+    trained, held_out = shown[train], shown[test]
+    if len(trained) > 1 and len(set(trained)) == 1:
+        raise SkipCheck(f"the {len(trained)} tasks of {train} that were played are all alike")
+    if _too_many(trained, held_out):
+        why = _why((train, trained), (test, held_out))
+        if not subject.spec.disjoint_splits:
+            raise SkipCheck(f"{why}; its spec says that splits may share tasks")
+        raise CheckFailed(f"{why}. {MEND}")
+    return f"{len(held_out)} tasks of {test} compared with {len(trained)} of {train}"
+
+
+def _shown(
+    subject: Subject, player: Player, splits: tuple[str, str], show: Shown
+) -> dict[str, list[str]]:
+    """Return what is shown of the first tasks of each split, the splits taking turns."""
+    found: dict[str, list[str]] = {split: [] for split in splits}
+    sizes = {
+        s: min(most, player.num_tasks(s) or most) for s, most in zip(splits, MOST, strict=True)
+    }
+    began = time.monotonic()
+    for index in range(max(sizes.values())):
+        if index >= MIN_TASKS and time.monotonic() - began > BUDGET_S:
+            break
+        for split in splits:
+            if index < sizes[split]:
+                seed = task_seed(subject.seed, split, index)
+                found[split].append(show(player, seed, {"task": index, "split": split}))
+    return found
+
+
+def _too_many(trained: Sequence[str], held_out: Sequence[str]) -> bool:
+    return _num_known(trained, held_out) > MAX_SHARE * len(held_out)
+
+
+def _num_known(trained: Sequence[str], held_out: Sequence[str]) -> int:
+    known = set(trained)
+    return sum(text in known for text in held_out)
+
+
+def _why(train: tuple[str, Sequence[str]], test: tuple[str, Sequence[str]]) -> str:
+    num_known = _num_known(train[1], test[1])
+    index = next((i for i, text in enumerate(test[1]) if text in train[1]), 0)
+    same = train[1].index(test[1][index]) if num_known else 0
+    return (
+        f"{num_known} of {len(test[1])} tasks of {test[0]} are tasks of {train[0]}: task {index} "
+        f"of {test[0]} is task {same} of {train[0]}"
+    )
+
+
+def _clusters(player: Player, split: str) -> list[str]:
+    return player.task_clusters(split) or []
+
+
+def _secrets(player: Player) -> list[str]:
+    return list(player.call("secrets")) if player.has("secrets") else []
+
+
+def _text(value: object) -> str:
+    return json.dumps(plain(value), sort_keys=True)

@@ -1,1 +1,0 @@
-"""The templates of the pages that :mod:`rollart_core.community.site` writes."""

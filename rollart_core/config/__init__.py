@@ -1,0 +1,1 @@
+"""Run configs: sections, loading, and what is checked before a run."""

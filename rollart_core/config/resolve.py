@@ -1,0 +1,422 @@
+"""From a run config to a run that can start: every plugin found, every option checked.
+
+Takes: a RunConfig. Gives: a picklable :class:`ResolvedRun`, or one ConfigError that names every
+problem at once, before anything has started. Never: builds a plugin or starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, cast
+
+from rollart_core.config.auxiliary_models import AuxiliaryModels
+from rollart_core.config.load import RECORD_KEY, as_error, dump_yaml
+from rollart_core.config.model import NewModel, RemoteModel
+from rollart_core.config.problems import Problem
+from rollart_core.config.resolve_envs import ResolvedEnv as ResolvedEnv
+from rollart_core.config.resolve_envs import entries_as_dicts, resolve_envs, with_algorithms
+from rollart_core.config.resolve_plugin import PluginFinder, ref_of
+from rollart_core.config.resolve_plugin import ResolvedPlugin as ResolvedPlugin
+from rollart_core.config.run import Deadlines, EngineClass, RunConfig
+from rollart_core.config.scoring import Scoring, reward_problems, with_effect
+from rollart_core.config.validation.agents import has_no_agent
+from rollart_core.config.validation.algorithm import algorithm_problems
+from rollart_core.config.validation.consistency import replaced_everywhere
+from rollart_core.config.validation.engines import devices_of, engine_problems, teacher_problems
+from rollart_core.config.validation.evaluation import success_problems
+from rollart_core.config.validation.learning import learning_problems
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.hardware import HardwareMapperSpec
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
+from rollart_core.contracts.tracker import TrackerSpec
+from rollart_core.contracts.weights import WeightChannelSpec
+from rollart_core.errors import UserError
+from rollart_core.plugins import registry
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedScoring:
+    """Where the rewards of a run are computed."""
+
+    backend: ResolvedPlugin[RewardBackendSpec]
+    fallback: ResolvedPlugin[RewardBackendSpec] | None = None
+
+    @property
+    def backends(self) -> tuple[ResolvedPlugin[RewardBackendSpec], ...]:
+        """The first, and the one to fall back to where there is one."""
+        return (self.backend,) if self.fallback is None else (self.backend, self.fallback)
+
+    def as_dict(self, asked: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, Any]:
+        """Return the section ``scoring`` as a config file may hold it."""
+        fallback = {"fallback": ref_of(self.fallback)} if self.fallback else {}
+        return {**with_effect(asked, rewards), "backend": ref_of(self.backend), **fallback}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEngines:
+    """A further class of engines."""
+
+    name: str
+    """The pool they are."""
+    plugin: ResolvedPlugin[InferenceEngineSpec]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run that can start."""
+
+    config: RunConfig
+    envs: tuple[ResolvedEnv, ...]
+    """One at least."""
+    reward: ResolvedPlugin[RewardSpec] | None
+    """None: the return of the environment itself."""
+    algorithm: ResolvedPlugin[AlgorithmSpec]
+    engine: ResolvedPlugin[InferenceEngineSpec]
+    weights: ResolvedPlugin[WeightChannelSpec]
+    mapper: ResolvedPlugin[HardwareMapperSpec]
+    trackers: tuple[ResolvedPlugin[TrackerSpec], ...]
+    scoring: ResolvedScoring
+    """Where rewards are computed."""
+    deadlines: Deadlines
+    """As configured; of one environment, with ``reset_s`` and ``step_s`` from its spec where
+    None (each of several has its own)."""
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None = None
+    """The engine that runs the teacher; None: there is none."""
+    engines: tuple[ResolvedEngines, ...] = ()
+    """Further classes."""
+
+    @property
+    def env(self) -> ResolvedPlugin[EnvSpec]:
+        """The environment, or the first of several."""
+        return self.envs[0].plugin
+
+    def engine_on(self, pool: str) -> ResolvedPlugin[InferenceEngineSpec]:
+        """Return what generates on a pool."""
+        return next((e.plugin for e in self.engines if e.name == pool), self.engine)
+
+    @property
+    def max_turns(self) -> int:
+        """Turns of the longest episode."""
+        return max(env.max_turns for env in self.envs)
+
+    @property
+    def has_rewards(self) -> bool:
+        """True when any environment is scored by a reward, and not by itself."""
+        return any(env.reward is not None for env in self.envs)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True when the config lists its environments."""
+        return isinstance(self.config.env, tuple)
+
+    @property
+    def plugins(self) -> tuple[ResolvedPlugin[Any], ...]:
+        """All plugins of the run."""
+        own = (p for env in self.envs for p in (env.plugin, env.reward))
+        parts = (self.reward, self.algorithm, self.engine, self.weights, self.mapper, self.teacher)
+        backends = self.scoring.backends if self.has_rewards else ()
+        further = (one.plugin for one in self.engines)
+        found = [p for p in (*own, *parts, *further, *backends, *self.trackers) if p is not None]
+        return tuple({(p.kind, p.spec.id): p for p in found}.values())
+
+    @property
+    def engine_devices(self) -> int:
+        """Accelerators that one inference engine takes."""
+        return devices_of(self.engine)
+
+    @property
+    def trained_temperature(self) -> float:
+        """What the trainer divides logits by: what was sampled at, and 1 for demonstrations."""
+        return 1.0 if self.demonstrates else self.config.rollout.temperature
+
+    @property
+    def demonstrates(self) -> bool:
+        """Whether trajectories are the environments' experts', and not the policy's."""
+        return self.algorithm.spec.learns_from == "demonstrations"
+
+    @property
+    def beside(self) -> AuxiliaryModels:
+        """What the trainer has beside the policy."""
+        config = self.config
+        return AuxiliaryModels(
+            lora=config.lora,
+            warms_whole=config.lora is not None and isinstance(config.model, NewModel),
+            critic=config.critic,
+            reference=config.reference,
+            has_teacher=config.teacher is not None,
+            shapings={env.name: env.shaping for env in self.envs if env.shaping},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the whole config as plain data, with every default and the plugins' versions.
+
+        ``load_config`` reads it back to an equal run.
+        """
+        data = self.config.model_dump(mode="json", exclude={"deadlines"})
+        data["deadlines"] = self.deadlines.model_dump(mode="json")
+        if self.config.mode == "sync":
+            del data["rollout"]["kv_on_swap"]
+        if self.config.staleness_bound == 0:
+            del data["rollout"]["in_flight"]
+        if isinstance(self.config.model, RemoteModel):
+            del data["rollout"]["max_context_tokens"]
+        if self.config.evaluation.every_batches is None:
+            del data["evaluation"]["validation_tasks"], data["evaluation"]["validation_split"]
+        elif not self.is_mixed:
+            data["evaluation"]["validation_split"] = self.envs[0].validation_split or None
+        if self.config.rollout.equal_groups == "train":
+            del data["rollout"]["max_equal_groups"]
+        specs = [env.spec for env in self.envs]
+        if has_no_agent(specs):
+            del data["gateway"]
+        if all(spec.kind == "agent" for spec in specs):
+            del data["rollout"]["max_observation_chars"]
+        if all(env.spec.sandbox is None for env in self.envs):
+            del data["deadlines"]["sandbox_ttl_s"]
+        if self.is_mixed:
+            data["env"] = entries_as_dicts(self.config, self.envs)
+        else:
+            data["env"] = ref_of(self.env)
+            data["rollout"]["max_turns"] = self.max_turns
+        data["reward"] = ref_of(self.reward) if self.reward else None
+        rewards = [env.reward.spec for env in self.envs if env.reward]
+        if rewards:
+            data["scoring"] = self.scoring.as_dict(self.config.scoring, rewards)
+        else:
+            del data["scoring"]
+        for name in ("algorithm", "engine", "weights", "mapper"):
+            data[name] = ref_of(getattr(self, name))
+        data["engines"] = [
+            {"name": e.name, "engine": ref_of(e.plugin), "count": e.count} for e in self.engines
+        ]
+        if self.teacher:
+            data["teacher"]["engine"] = ref_of(self.teacher)
+        data["trackers"] = [ref_of(t) for t in self.trackers]
+        data[RECORD_KEY] = {"rollart": version("rollart")} | {
+            p.distribution: p.version for p in self.plugins
+        }
+        for section, key in replaced_everywhere(self.config):
+            data[section].pop(key, None)
+        return data
+
+    def to_yaml(self) -> str:
+        """Return :meth:`as_dict` as YAML: the ``config.yaml`` of the run directory."""
+        return dump_yaml(self.as_dict())
+
+
+def resolve_run(
+    config: RunConfig,
+    *,
+    source: str = "config",
+    import_classes: bool = False,
+    trains: bool = True,
+    generates: bool = True,
+) -> ResolvedRun:
+    """Find every plugin and check every option.
+
+    Args:
+        config: What to resolve.
+        source: What to call the config in errors, such as its file.
+        import_classes: Also import every plugin's class in this process (``--dry-run`` does);
+            without it only modules that do not exist at all are found missing.
+        trains: False: the model is only evaluated.
+        generates: False: no model plays at all, and engine and model are not asked for.
+
+    Raises:
+        ConfigError: With a line for each problem.
+    """
+    found = resolve_all(config, import_classes=import_classes, trains=trains, generates=generates)
+    if found.run is None or found.problems:
+        raise as_error(found.problems, source)
+    return found.run
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What of a run was found, whatever else was not."""
+
+    config: RunConfig
+    envs: tuple[ResolvedEnv, ...]
+    """Those that were found."""
+    engine: ResolvedPlugin[InferenceEngineSpec] | None
+    mapper: ResolvedPlugin[HardwareMapperSpec] | None
+    run: ResolvedRun | None
+    """None where a plugin is missing."""
+    problems: list[Problem]
+    """All that is wrong."""
+
+    @property
+    def engine_devices(self) -> int:
+        """Accelerators that one inference engine takes, as far as it was found."""
+        return devices_of(self.engine) if self.engine else 1
+
+
+def resolve_all(
+    config: RunConfig,
+    *,
+    import_classes: bool = False,
+    trains: bool = True,
+    generates: bool = True,
+    look_here: bool = False,
+    joins: bool = False,
+    recorded: bool = False,
+) -> Resolution:
+    """Find every plugin and check every option; return what was found, and all that is wrong.
+
+    Args:
+        config: What to resolve.
+        import_classes: As :func:`resolve_run` has it.
+        trains: The same.
+        generates: The same.
+        look_here: What options name (executables, images, files) must be on this machine.
+        joins: Engines and environments are on machines of a cluster that is joined: only what this
+            process itself uses is looked for.
+        recorded: It is a run directory's, with all defaults: options without effect are allowed.
+    """
+    problems: list[Problem] = []
+    find = PluginFinder(problems.append, import_classes, look_here and not joins)
+    find_own = PluginFinder(problems.append, import_classes, look_here)
+    reward = find("rewards", config.reward, "reward") if config.reward else None
+    algorithm = find("algorithms", config.algorithm, "algorithm")
+    engine, *engines = _engines(config, find)
+    weights = find("weight_channels", config.weights, "weights")
+    mapper = find("hardware_mappers", config.mapper, "mapper")
+    find_tracker = replace(find_own, look_here=look_here and trains)  # else nobody is told
+    trackers = [find_tracker("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
+    teacher = _teacher(config, find)
+    envs = resolve_envs(config, find, reward)
+    scoring = _scoring(config, find_own, [env.reward for env in envs])
+    problems += _model_kind_problems(config, trains)
+    if generates:
+        problems += engine_problems(config, (engine, *engines), trains)
+    if algorithm:
+        problems += _group_size_problems(config, algorithm, import_classes)
+        problems += _learning_problems(config, algorithm, envs, recorded) if trains else ()
+        envs = with_algorithms(config, envs, algorithm, find)
+    found = (algorithm, engine, *engines, weights, mapper, scoring.backend, *trackers)
+    if any(plugin is None for plugin in found) or not envs:
+        return Resolution(config, envs, engine, mapper, None, problems)
+    run = ResolvedRun(
+        config=config,
+        envs=envs,
+        reward=reward,
+        algorithm=algorithm,
+        engine=engine,
+        weights=_reaching(weights),
+        mapper=mapper,
+        trackers=tuple(trackers),
+        scoring=scoring,
+        deadlines=_filled(config, envs),
+        teacher=teacher,
+        engines=tuple(map(_class, config.engines, engines)),
+    )
+    return Resolution(config, envs, engine, mapper, run, problems)
+
+
+def _engines(config: RunConfig, find: PluginFinder) -> list[ResolvedPlugin[InferenceEngineSpec]]:
+    """Find the engine, then those of further classes."""
+    further = [
+        find("inference_engines", one.engine, "engines", i, "engine")
+        for i, one in enumerate(config.engines)
+    ]
+    return [find("inference_engines", config.engine, "engine"), *further]
+
+
+def _class(one: EngineClass, plugin: ResolvedPlugin[InferenceEngineSpec]) -> ResolvedEngines:
+    return ResolvedEngines(one.name, plugin, one.count)
+
+
+def _teacher(config: RunConfig, find: PluginFinder) -> ResolvedPlugin[InferenceEngineSpec] | None:
+    """Find the engine of the teacher, where there is one; what is wrong is noted."""
+    if config.teacher is None:
+        return None
+    teacher: ResolvedPlugin[InferenceEngineSpec] | None = find(
+        "inference_engines", config.teacher.engine, "teacher", "engine"
+    )
+    for problem in teacher_problems(teacher):
+        find.note(problem)
+    return teacher
+
+
+def _scoring(
+    config: RunConfig,
+    find: PluginFinder,
+    rewards: Sequence[ResolvedPlugin[RewardSpec] | None],
+) -> ResolvedScoring:
+    """Find the backends of rewards; what is wrong is noted."""
+    asked = config.scoring
+    specs = [reward.spec for reward in rewards if reward is not None]
+    backend = find("reward_backends", asked.backend_for(specs), "scoring", "backend")
+    fallback = None
+    if asked.fallback is not None:
+        fallback = find("reward_backends", asked.fallback, "scoring", "fallback")
+    found = [plugin.spec for plugin in (backend, fallback) if plugin is not None]
+    if len(found) == 1 + (asked.fallback is not None):
+        for problem in reward_problems(asked, specs, found):
+            find.note(problem)
+    return ResolvedScoring(backend, fallback)
+
+
+def _reaching(
+    channel: ResolvedPlugin[WeightChannelSpec],
+) -> ResolvedPlugin[WeightChannelSpec]:
+    """Return it with the reach of what carries it, where it is one over another (``over``)."""
+    over = channel.options.get("over")
+    carrier = over.get("id") if isinstance(over, dict) else over
+    if not isinstance(carrier, str):
+        return channel
+    try:
+        beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
+    except UserError:  # is told of where its options are checked
+        return channel
+    return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
+
+
+def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
+    """Yield why a model of this kind cannot be trained, or not be scored."""
+    if trains and isinstance(config.model, RemoteModel):
+        message = "remote: it has no weights here to train; score it with `rollart eval`"
+        yield Problem(("model", "kind"), message)
+    if not trains and isinstance(config.model, NewModel):
+        message = "new: it has learned nothing yet; name a model with --model, or a run directory"
+        yield Problem(("model", "kind"), message)
+
+
+def _learning_problems(
+    config: RunConfig,
+    algorithm: ResolvedPlugin[AlgorithmSpec],
+    envs: Sequence[ResolvedEnv],
+    recorded: bool,
+) -> Iterable[Problem]:
+    """Yield what does not go together where the run trains."""
+    yield from learning_problems(config, algorithm.spec, [env.spec for env in envs])
+    if len(envs) == (len(config.env) if isinstance(config.env, tuple) else 1):
+        yield from success_problems(config, [env.spec for env in envs])
+    if not recorded:
+        yield from algorithm_problems(config, config.algorithm.id)
+
+
+def _group_size_problems(
+    config: RunConfig, algorithm: ResolvedPlugin[AlgorithmSpec], import_classes: bool
+) -> Iterable[Problem]:
+    """Yield where groups could get smaller than the algorithm can use."""
+    least = 2 if algorithm.spec.needs_groups else 1
+    if import_classes:
+        least = max(least, algorithm.cls().min_group_size)
+    for name in ("group_size", "min_group_size"):
+        given = getattr(config.rollout, name)
+        if given < least:
+            message = f"{given} is too few for {algorithm.spec.id}, which needs {least}"
+            yield Problem(("rollout", name), message)
+
+
+def _filled(config: RunConfig, envs: tuple[ResolvedEnv, ...]) -> Deadlines:
+    if isinstance(config.env, tuple):
+        return config.deadlines
+    times = {"reset_s": envs[0].reset_s, "step_s": envs[0].step_s}
+    return config.deadlines.model_copy(update=times)

@@ -1,0 +1,336 @@
+"""The environments of a run: one, or several with weights, each found and checked.
+
+Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, and problems with the
+index of the environment they are of. Never: builds an environment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollart_core.config.base import PluginRef
+from rollart_core.config.envs import EnvEntry, EnvRun
+from rollart_core.config.evaluation import VALIDATION_SPLITS
+from rollart_core.config.problems import Problem
+from rollart_core.config.resolve_plugin import PluginFinder, ResolvedPlugin, ref_of
+from rollart_core.config.run import Deadlines, RunConfig
+from rollart_core.config.training import Shaping
+from rollart_core.config.validation import sandboxes as config_boxes
+from rollart_core.config.validation.agents import agent_problems, program_problems
+from rollart_core.config.validation.consistency import deadline_problems, without_effect
+from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.reward import RewardSpec
+from rollart_core.errors import UserError, did_you_mean
+from rollart_core.plugins import registry
+
+ENTRY_KEYS = ("name", "weight", "run")
+_SPLITS = (
+    ("split", ("rollout", "split")),
+    ("evaluation_split", ("evaluation", "split")),
+    ("check_split", ("warm_start", "check_split")),
+    ("validation_split", ("evaluation", "validation_split")),
+)
+"""Each split of :class:`EnvRun`, and the key of the run it replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEnv:
+    """One environment of a run, with all that is its own."""
+
+    name: str
+    """What tasks, reports and the placement call it; where there is one environment, its id."""
+    plugin: ResolvedPlugin[EnvSpec]
+    weight: float
+    split: str
+    evaluation_split: str
+    check_split: str
+    max_turns: int
+    reset_s: float
+    step_s: float
+    reward: ResolvedPlugin[RewardSpec] | None
+    """None: the return of the environment itself."""
+    validation_split: str = ""
+    """Empty: where there are validations, their tasks are taken out of ``split``."""
+    shaping: Shaping | None = None
+    """None: its rewards stay as they are."""
+    algorithm: ResolvedPlugin[AlgorithmSpec] | None = None
+    """None, unless an environment of the run has settings of its own: then each has the run's
+    algorithm with its settings."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What the environment says of itself."""
+        return self.plugin.spec
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The declared range of the return of an episode; None for an unregistered class."""
+        is_class = ":" in self.spec.id and split_id(self.spec.id) is None
+        return None if is_class else self.spec.reward_range
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """One environment as the config has it, and where."""
+
+    key: tuple[str | int, ...]
+    ref: PluginRef
+    name: str | None = None
+    weight: float = 1.0
+    run: EnvRun = field(default_factory=EnvRun)
+
+
+def resolve_envs(
+    config: RunConfig, find: PluginFinder, reward: ResolvedPlugin[RewardSpec] | None
+) -> tuple[ResolvedEnv, ...]:
+    """Return the environments of a run; what is wrong is noted with ``find``.
+
+    Args:
+        config: What to resolve.
+        find: Finds plugins; what it is told to note ends the run later.
+        reward: The run's own; an environment may have another.
+    """
+    asked = _asked(config)
+    found = [_found(config, one, find) for one in asked]
+    known = [(one, plugin) for one, plugin in zip(asked, found, strict=True) if plugin]
+    specs = [plugin.spec for _, plugin in known]
+    problems = without_effect(config, specs) if len(specs) == len(asked) else []
+    if len(specs) == len(asked):
+        problems += agent_problems(config, specs)
+    for one, plugin in known:
+        if plugin.spec.kind == "agent":
+            problems += program_problems(one.key, plugin.options, config.deadlines.episode_s)
+    problems += _names_taken(asked)
+    problems += _stand_twice(known)
+    for problem in dict.fromkeys(problems):
+        find.note(problem)
+    names = _names(asked, [plugin.spec.id if plugin else "" for plugin in found])
+    rewards = [
+        find("rewards", one.run.reward, *one.key, "run", "reward") if one.run.reward else reward
+        for one in asked
+    ]
+    return tuple(
+        _resolved(config, one, (names[i], plugin, rewards[i]))
+        for i, (one, plugin) in enumerate(zip(asked, found, strict=True))
+        if plugin
+    )
+
+
+def with_algorithms(
+    config: RunConfig,
+    envs: tuple[ResolvedEnv, ...],
+    algorithm: ResolvedPlugin[AlgorithmSpec],
+    find: PluginFinder,
+) -> tuple[ResolvedEnv, ...]:
+    """Return the environments with the algorithm's settings for each, where any has its own.
+
+    Args:
+        config: The config.
+        envs: As :func:`resolve_envs` found them: all of the config's.
+        algorithm: The run's.
+        find: Finds plugins; what it is told to note ends the run later.
+    """
+    entries = config.env if isinstance(config.env, tuple) else ()
+    if not any(entry.run.algorithm for entry in entries) or len(entries) != len(envs):
+        return envs
+    found = []
+    for i, (entry, env) in enumerate(zip(entries, envs, strict=True)):
+        options = {**config.algorithm.options, **(entry.run.algorithm or {})}
+        ref = PluginRef(id=config.algorithm.id, **options)
+        own = find("algorithms", ref, "env", i, "run", "algorithm")
+        found.append(replace(env, algorithm=own or algorithm))
+    return tuple(found)
+
+
+def entries_as_dicts(config: RunConfig, envs: Sequence[ResolvedEnv]) -> list[dict[str, Any]]:
+    """Return the environments as plain data that a config file may hold."""
+    assert isinstance(config.env, tuple)
+    dicts = []
+    for entry, env in zip(config.env, envs, strict=True):
+        run = entry.run.model_dump(mode="json", exclude_none=True)
+        if entry.run.shaping:
+            run["shaping"] = entry.run.shaping.model_dump(mode="json")
+        if entry.run.reward and env.reward:
+            run["reward"] = ref_of(env.reward)
+        own = {"name": env.name, "weight": env.weight} | ({"run": run} if run else {})
+        dicts.append({"id": env.spec.id, **own, **env.plugin.options})
+    return dicts
+
+
+def _asked(config: RunConfig) -> list[_Pending]:
+    if not isinstance(config.env, tuple):
+        return [_Pending(("env",), config.env)]
+    return [_Pending(("env", i), e, e.name, e.weight, e.run) for i, e in enumerate(config.env)]
+
+
+def _found(config: RunConfig, one: _Pending, find: PluginFinder) -> ResolvedPlugin[EnvSpec] | None:
+    """Find one environment and note what is wrong with it by itself."""
+    told: list[Problem] = []
+    plugin = replace(find, note=told.append)("environments", one.ref, *one.key)
+    for problem in told:
+        find.note(_with_entry_keys(problem, one))
+    if plugin is None:
+        return None
+    problems = _env_problems(config, one, plugin.spec)
+    plugin, faults = _boxed(_deadlines(config, one), plugin)
+    for problem in [*problems, *(fault.under(*one.key) for fault in faults)]:
+        find.note(problem)
+    resolved: ResolvedPlugin[EnvSpec] = plugin
+    return resolved
+
+
+def _with_entry_keys(problem: Problem, one: _Pending) -> Problem:
+    """Return what is wrong; a misspelled key of the list is taken for the environment's option."""
+    if not isinstance(one.ref, EnvEntry) or problem.path[:-1] != one.key:
+        return problem
+    near = did_you_mean(str(problem.path[-1]), ENTRY_KEYS)
+    if not near or "unknown key" not in problem.message:
+        return problem
+    return Problem(problem.path, f"unknown key.{near}")
+
+
+def _resolved(
+    config: RunConfig,
+    one: _Pending,
+    rest: tuple[str, ResolvedPlugin[EnvSpec], ResolvedPlugin[RewardSpec] | None],
+) -> ResolvedEnv:
+    name, plugin, reward = rest
+    splits, times = _splits(config, one), plugin.spec.timeouts
+    deadlines = _deadlines(config, one)
+    return ResolvedEnv(
+        name=name,
+        plugin=plugin,
+        weight=one.weight,
+        split=splits["split"],
+        evaluation_split=splits["evaluation_split"],
+        check_split=splits.get("check_split", ""),
+        validation_split=splits.get("validation_split") or _own_split(config, splits, plugin.spec),
+        max_turns=one.run.max_turns or config.rollout.max_turns or plugin.spec.max_turns,
+        reset_s=times.reset_s if deadlines.reset_s is None else deadlines.reset_s,
+        step_s=times.step_s if deadlines.step_s is None else deadlines.step_s,
+        reward=reward,
+        shaping=one.run.shaping or config.shaping,
+    )
+
+
+def _splits(config: RunConfig, one: _Pending) -> dict[str, str]:
+    """Return the splits by their key in :class:`EnvRun`; of checks only where there are some."""
+    wanted = {"split": config.rollout.split, "evaluation_split": config.evaluation.split}
+    if config.warm_start:
+        wanted["check_split"] = config.warm_start.check_split
+    splits = {key: getattr(one.run, key) or split for key, split in wanted.items()}
+    validation = one.run.validation_split or config.evaluation.validation_split
+    return {**splits, "validation_split": validation} if validation else splits
+
+
+def _own_split(config: RunConfig, splits: dict[str, str], spec: EnvSpec) -> str:
+    """Return the split that an environment declares for validation; empty without one."""
+    if config.evaluation.every_batches is None:
+        return ""
+    taken = splits.values()
+    return next((s for s in VALIDATION_SPLITS if s in spec.splits and s not in taken), "")
+
+
+def _deadlines(config: RunConfig, one: _Pending) -> Deadlines:
+    own = {key: getattr(one.run, key) for key in ("reset_s", "step_s")}
+    return config.deadlines.model_copy(update={k: v for k, v in own.items() if v is not None})
+
+
+def _names(asked: Sequence[_Pending], ids: Sequence[str]) -> list[str]:
+    times = Counter(ids)
+    return [
+        one.name or (env_id if times[env_id] == 1 else f"{env_id}#{i}")
+        for i, (one, env_id) in enumerate(zip(asked, ids, strict=True))
+    ]
+
+
+def _names_taken(asked: Sequence[_Pending]) -> Iterator[Problem]:
+    names = [one.name for one in asked]
+    for i, name in enumerate(names):
+        if name is not None and name in names[:i]:
+            message = f"{name!r} is the name of env.{names.index(name)} already"
+            yield Problem(("env", i, "name"), message)
+
+
+def _stand_twice(known: Sequence[tuple[_Pending, ResolvedPlugin[EnvSpec]]]) -> Iterator[Problem]:
+    seen: list[tuple[str, dict[str, Any], EnvRun]] = []
+    for one, plugin in known:
+        this = (plugin.spec.id, plugin.options, one.run)
+        if this in seen:
+            first = known[seen.index(this)][0]
+            message = (
+                f"{plugin.spec.id} with the same options is env.{first.key[-1]} already: "
+                "give that one the weight of both"
+            )
+            yield Problem(one.key, message)
+        seen.append(this)
+
+
+def _env_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> list[Problem]:
+    problems = list(_deadline_problems(config, one, spec))
+    if spec.sandbox is not None and not config_boxes.runs_in_sandbox(spec.id):
+        try:
+            registry.find("sandboxes", spec.sandbox)
+        except UserError as e:
+            problems.append(Problem(one.key, f"{spec.id} runs in a sandbox: {e}"))
+    if ":" not in spec.id or split_id(spec.id):  # of unregistered code they are not known
+        problems += _split_problems(config, one, spec)
+    return problems
+
+
+def _deadline_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable[Problem]:
+    defaults = {"reset_s": spec.timeouts.reset_s, "step_s": spec.timeouts.step_s}
+    for problem in deadline_problems(
+        _deadlines(config, one), defaults, sandboxed=spec.sandbox is not None
+    ):
+        inner = str(problem.path[-1])
+        if not isinstance(one.ref, EnvEntry) or inner not in defaults:
+            yield problem
+        elif getattr(one.run, inner) is not None:
+            yield Problem((*one.key, "run", inner), problem.message)
+        elif getattr(config.deadlines, inner) is None:
+            yield Problem(one.key, f"{problem.key}: {problem.message}")
+        else:
+            yield problem
+
+
+def _split_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable[Problem]:
+    wanted, of_run = _splits(config, one), dict(_SPLITS)
+    for key, split in wanted.items():
+        if split in spec.splits:
+            continue
+        message = no_split(spec, split)
+        if not isinstance(one.ref, EnvEntry):
+            yield Problem(of_run[key], message)
+        elif getattr(one.run, key) is None:
+            where = ".".join(of_run[key])
+            yield Problem((*one.key, "run", key), f"is {where} unless set, and {message}")
+        else:
+            yield Problem((*one.key, "run", key), message)
+
+
+def no_split(spec: EnvSpec, split: str) -> str:
+    """Return what to say of a split that an environment does not have."""
+    near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
+    return f"{spec.id} has no split {split!r}.{near}"
+
+
+def _boxed(
+    deadlines: Deadlines, env: ResolvedPlugin[EnvSpec]
+) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
+    """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    reset_s = deadlines.reset_s or env.spec.timeouts.reset_s
+    if registry.ISOLATION in env.options:
+        from rollart_sandboxes.isolation.config import fit
+
+        options, faults = fit(env.options, deadlines, reset_s)
+        return replace(env, options=options), faults
+    if "sandbox" not in env.options or not config_boxes.runs_in_sandbox(env.spec.id):
+        return env, []
+    options, faults = config_boxes.fill(env.options, deadlines, reset_s)
+    return replace(env, options=options), faults

@@ -1,0 +1,142 @@
+"""One plugin of a run config: found, its options checked, its class known to be there.
+
+Takes: what a config names. Gives: a picklable :class:`ResolvedPlugin`, or problems. Never: builds a
+plugin, or stops at the first thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, cast
+
+from rollart_core.config.base import PluginRef
+from rollart_core.config.problems import Problem
+from rollart_core.config.validation.preflight import missing
+from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.reward import GroupReward, RewardSpec
+from rollart_core.contracts.spec import PluginSpec
+from rollart_core.errors import UserError
+from rollart_core.plugins import registry
+from rollart_core.plugins.manager import Registered
+
+SpecT = TypeVar("SpecT", bound=PluginSpec)
+Note = Callable[[Problem], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPlugin(Generic[SpecT]):
+    """One plugin of a run: found, and its options checked. Travels to any process."""
+
+    kind: str
+    spec: SpecT
+    options: dict[str, Any]
+    """Checked, converted and filled with defaults by the plugin's config model."""
+    distribution: str
+    version: str
+
+    def build(self, **context: object) -> Any:
+        """Build the object: its class, from this process's entry points, with the options.
+
+        Args:
+            context: What the caller brings besides the options, by keyword.
+
+        Raises:
+            UserError: When the class cannot be imported here.
+        """
+        return self.cls()(**self.options, **context)
+
+    def cls(self) -> type[Any]:
+        """Return the class, imported in this process."""
+        return registry.resolve(self.kind, self.spec.id)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFinder:
+    """Finds plugins and notes what is wrong instead of stopping at the first."""
+
+    note: Note
+    import_classes: bool
+    look_here: bool = False
+    """Whether what options name (executables, images, files) must be on this machine."""
+
+    def __call__(self, kind: str, ref: PluginRef, *key: str | int) -> Any:
+        """Return the plugin at ``key`` of the config; None where it is not to be had."""
+        if kind == "environments" and registry.ISOLATION in ref.options:
+            return self._isolated(ref, key)
+        try:
+            found = registry.find(kind, ref.id)
+        except UserError as e:
+            self.note(Problem((*key, "id") if ref.options else key, str(e)))
+            return None
+        try:
+            faults = registry.option_problems(kind, ref.id, ref.options)
+            options = {} if faults else registry.checked_options(kind, ref.id, ref.options)
+            self._check_class(kind, ref.id, found.spec.entry_point)
+            if self.look_here and not faults:
+                faults = missing(kind, ref.id, options)
+        except UserError as e:
+            self.note(Problem(key, str(e)))
+            return None
+        for fault in faults:
+            self.note(fault.under(*key))
+        return self._resolved(found, options, not faults, key)
+
+    def _resolved(
+        self, found: Registered, options: dict[str, Any], complete: bool, key: tuple[str | int, ...]
+    ) -> Any:
+        plugin, spec = found.plugin, cast("PluginSpec", found.spec)
+        if complete and split_id(spec.id):
+            try:
+                spec = registry.env_spec(spec.id, options)
+            except UserError as e:
+                self.note(Problem((*key, "id") if options else key, str(e)))
+                return None
+        if isinstance(spec, RewardSpec) and ":" in spec.id:
+            spec = _as_its_class_says(spec)
+        return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
+
+    def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
+        """Ask the environment's box; it need not be installed here."""
+        from rollart_sandboxes.isolation.describe import describe, option_faults
+
+        try:
+            faults = option_faults(ref.id, ref.options)
+            for fault in faults:
+                self.note(fault.under(*key))
+            if faults:
+                return None
+            said = describe(ref.id, ref.options)
+        except UserError as e:
+            self.note(Problem(key, str(e)))
+            return None
+        return ResolvedPlugin(
+            "environments", said.spec, dict(said.options), said.distribution, said.version
+        )
+
+    def _check_class(self, kind: str, plugin_id: str, entry_point: str) -> None:
+        module = entry_point.partition(":")[0]
+        if self.import_classes or ":" in plugin_id or not _exists(module):
+            registry.resolve(kind, plugin_id)
+
+
+def _as_its_class_says(spec: RewardSpec) -> RewardSpec:
+    """Return the spec of a reward that nobody registered, as far as its class tells."""
+    cls = registry.resolve("rewards", spec.id)
+    stateless = bool(getattr(cls, "stateless", True))
+    group = isinstance(cls, type) and issubclass(cls, GroupReward)
+    runs_on = getattr(cls, "runs_on", spec.runs_on)
+    return replace(spec, stateless=stateless, group=group, runs_on=runs_on)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def ref_of(plugin: ResolvedPlugin[Any]) -> dict[str, Any]:
+    """Return how a config file names the plugin: its id, and all its options."""
+    return {"id": plugin.spec.id, **plugin.options}

@@ -1,0 +1,1 @@
+"""The HTTP endpoint that agent programs send their requests to."""

@@ -1,0 +1,150 @@
+"""Reading the fields of request bodies.
+
+Takes: JSON as it came. Gives: checked values. Never: repairs a value; what is wrong is refused with
+the name of its field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rollart_core.gateway.errors import RequestError, bad_field, unsupported
+from rollart_core.types import Message, ToolSpec
+
+Body: TypeAlias = Mapping[str, Any]
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRequest:
+    """What a request asks of its answer, whichever its shape."""
+
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    """Whether tokens are sent as numbers as well (vLLM's ``return_token_ids``)."""
+    ignored: tuple[str, ...] = ()
+    """Fields that change what is sampled elsewhere, and not here."""
+
+
+def parse(raw: bytes) -> Body:
+    """Return the JSON object of a body.
+
+    Raises:
+        RequestError: When it is none, or holds half a character.
+    """
+    try:
+        body = json.loads(raw.decode())  # of bytes, json would take half characters
+        if b"\\ud" in raw or b"\\uD" in raw:  # an escape may be half a character
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as e:
+        raise RequestError(f"the body is not valid JSON in UTF-8: {e}") from e
+    if not isinstance(body, dict):
+        raise RequestError("the body is not a JSON object")
+    return body
+
+
+def prompt_chars(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """Return how many characters of a request are shown to the policy."""
+    called = [calls for message in messages if (calls := message.get("tool_calls"))]
+    shown = [json.dumps(part, ensure_ascii=False) for part in (called, tools) if part]
+    return sum(len(message["content"]) for message in messages) + sum(map(len, shown))
+
+
+def sampling_request(body: Body, *max_tokens: str, logprobs: bool = False) -> SamplingRequest:
+    """Return the fields that requests of all shapes have.
+
+    Args:
+        body: The request.
+        max_tokens: The names that the longest answer goes by.
+        logprobs: Whether they are asked for, which each shape says in its own way.
+    """
+    if (body.get("n") or 1) != 1:
+        raise unsupported("n", "only one answer at a time; ask several times, at once if need be")
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise bad_field("stream_options", "must be an object")
+    return SamplingRequest(
+        max_new_tokens=_max_tokens(body, max_tokens),
+        stop=_stops(body.get("stop")),
+        stream=flag(body, "stream"),
+        include_usage=flag(options, "include_usage"),
+        logprobs=logprobs,
+        token_ids=flag(body, "return_token_ids"),
+        ignored=_ignored(body),
+    )
+
+
+def flag(body: Body, name: str) -> bool:
+    """Return a truth value; missing means no."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_field(name, "must be true or false")
+    return bool(value)
+
+
+def text(value: object, name: str) -> str:
+    """Return a text, or the texts of content parts in one.
+
+    Raises:
+        RequestError: When it is neither, or a part is no text.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise bad_field(name, "must be text, or a list of text parts")
+    return "".join(_part(part, f"{name}[{i}]") for i, part in enumerate(value))
+
+
+def _part(part: object, name: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise bad_field(name, "must be an object with a type")
+    if part["type"] not in ("text", "input_text", "output_text", "refusal"):
+        raise unsupported(name, f"this model reads text only, no {part['type']!r}")
+    words = part.get("refusal" if part["type"] == "refusal" else "text")
+    if not isinstance(words, str):
+        raise bad_field(name, "has no text")
+    return words
+
+
+def _max_tokens(body: Body, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise bad_field(name, f"must be a whole number above 0, not {value!r}")
+        return value
+    return None
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise bad_field("stop", "must be a text, or a list of texts that are not empty")
+    if len(stops) > MAX_STOPS:
+        raise bad_field("stop", f"{len(stops)} given, at most {MAX_STOPS} are taken")
+    return tuple(stops)
+
+
+def _ignored(body: Body) -> tuple[str, ...]:
+    """Return the fields that the episode's own sampling overrides."""
+    for name in ("temperature", "top_p", *_PENALTIES[:2]):
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise bad_field(name, f"must be a number, not {value!r}")
+    given = [name for name in _SAMPLING if body.get(name) is not None]
+    return (*given, *(name for name in _PENALTIES if body.get(name)))

@@ -1,0 +1,322 @@
+"""One running episode at the gateway: its key, its budget, and what it has asked so far.
+
+Takes: requests, already read. Gives: recorded answers, or the error that the program gets; after
+the episode its samples, turns and failure. Never: speaks HTTP, or answers after its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from rollart_core.contracts.inference import GenerateRequest, GenerateResult
+from rollart_core.errors import (
+    CancelledFailure,
+    DeadlineFailure,
+    EnvironmentFailure,
+    EpisodeError,
+    InferenceFailure,
+    boundary,
+)
+from rollart_core.gateway.body import SamplingRequest
+from rollart_core.gateway.errors import (
+    RequestError,
+    context_overflow,
+    engine_failed,
+    episode_over,
+    out_of_turns,
+    surely_too_long,
+)
+from rollart_core.gateway.transcript import Answer, ModelCall, Transcript
+from rollart_core.rollout.episode import EpisodeLimits, Generator
+from rollart_core.rollout.threads import DaemonThreads
+from rollart_core.rollout.time_limit import TimeLimit
+from rollart_core.types import Failure, Message, Sample, Ticket, Turn, sampling_key
+
+MAX_CHARS_PER_TOKEN = 512
+"""More than any token of a vocabulary stands for: a longer prompt is refused before it is
+tokenized."""
+HEAVY_CHARS = 2**16
+"""From this on a prompt is tokenized on a thread, so that others are not kept waiting."""
+KEPT_SESSIONS = 8
+"""Of one episode: when more have a KV cache, the one idle longest is released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySessionDependencies:
+    """What an episode at the gateway is made of."""
+
+    engine: Generator
+    transcript: Transcript
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    max_context_tokens: int
+    threads: DaemonThreads
+    """Where long prompts are tokenized."""
+
+
+class GatewaySession:
+    """See the module; made by :meth:`rollart_core.gateway.gateway.Gateway.episode`.
+
+    Args:
+        ticket: Whose episode it is.
+        limits: Turns, tokens a turn, seconds a turn, temperature.
+        parts: Engine and transcript.
+        api_key: What the program shows.
+        base_url: Where it asks.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        limits: EpisodeLimits,
+        parts: GatewaySessionDependencies,
+        api_key: str,
+        base_url: str,
+    ) -> None:
+        self.ticket = ticket
+        self.limits = limits
+        self.api_key = api_key
+        self.base_url = base_url
+        self.turns: list[Turn] = []
+        """Answered requests, in the order of their answers. ``step_s`` is what the program took
+        until its next request."""
+        self.spent = asyncio.Event()
+        """Set when no turn is left: nothing more will be answered."""
+        self.num_hung_up = 0
+        """Requests whose program did not wait for the answer."""
+        self.responses: dict[str, list[Message]] = {}
+        """What was said up to each answer of the responses API, by its id."""
+        self.closed = False
+        self.start_version = 0
+        """Policy version the engines held when it began."""
+        self._parts = parts
+        self._transcript = parts.transcript
+        self._at_transcript = asyncio.Lock()
+        """Held while a request is shown to it or recorded, which may be on a thread."""
+        self._session = f"{ticket.ticket_id}#{ticket.attempt}"
+        self._num_asked = 0
+        self._num_open = 0
+        """Requests that were admitted and have no answer yet."""
+        self._in_flight: set[asyncio.Future[GenerateResult]] = set()
+        self._sessions: dict[str, None] = {}
+        self._failures: dict[int, Failure] = {}
+        self._answered_s: float | None = None
+        self._overflowed = False
+
+    @property
+    def truncated(self) -> bool:
+        """True when its last request was refused because turns, or the context, were spent.
+
+        A program whose messages outgrew the context may go on with fewer.
+        """
+        return self.spent.is_set() or self._overflowed
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation of the last answered request, its answer included."""
+        return tuple(self._transcript.messages)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why an answer is missing that no later request for the same made good; None: none is."""
+        return next(iter(self._failures.values()), None)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return the token rows of all conversations so far."""
+        return self._transcript.samples()
+
+    async def answer(
+        self,
+        show: Callable[[Transcript], ModelCall],
+        sampling_request: SamplingRequest,
+        num_chars: int,
+    ) -> tuple[ModelCall, Answer, str]:
+        """Answer one request.
+
+        Args:
+            show: Shows it to the transcript.
+            sampling_request: What it asks of its answer.
+            num_chars: Length of its prompt, as characters; of one that is given as tokens, 0.
+
+        Returns:
+            The request as shown, its recorded answer, and its id.
+
+        Raises:
+            RequestError: When it gets none.
+            asyncio.CancelledError: When its program has hung up; nothing is recorded.
+        """
+        self._admit()
+        self._num_open += 1
+        try:
+            return await self._answer(show, sampling_request, num_chars)
+        finally:
+            self._num_open -= 1
+
+    async def _answer(
+        self,
+        show: Callable[[Transcript], ModelCall],
+        sampling_request: SamplingRequest,
+        num_chars: int,
+    ) -> tuple[ModelCall, Answer, str]:
+        """Answer one request that was admitted."""
+        began = time.perf_counter()
+        if num_chars > self._parts.max_context_tokens * MAX_CHARS_PER_TOKEN:
+            self._overflowed = True
+            raise surely_too_long(num_chars, self._parts.max_context_tokens)
+        try:
+            ask = await self._shown(show, num_chars)
+        except EnvironmentFailure as e:
+            raise RequestError(str(e), param="messages") from e
+        try:
+            request = self._request(ask, sampling_request)
+            result = await self._generated(request, ask)
+            async with self._at_transcript:
+                with boundary(InferenceFailure, "transcript"):
+                    answer = self._transcript.record(ask, result, stop=sampling_request.stop)
+        finally:
+            self._transcript.drop(ask)
+        self._note(ask, answer, began)
+        return ask, answer, request.request_id
+
+    async def _shown(self, show: Callable[[Transcript], ModelCall], num_chars: int) -> ModelCall:
+        """Show a request to the transcript; a long one on a thread."""
+        async with self._at_transcript:
+            if num_chars < HEAVY_CHARS:
+                return show(self._transcript)
+            run = self._parts.threads.run(lambda: show(self._transcript))
+            work = asyncio.ensure_future(run)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # The thread has the transcript until it is done.
+                with suppress(EpisodeError):
+                    self._transcript.drop(await work)
+                raise
+
+    def fail(self, error: EpisodeError) -> None:
+        """Take note of a failure that nothing makes good."""
+        self._failures.setdefault(-1, error.failure())
+
+    async def close(self) -> None:
+        """End what is in flight, and give the sessions back."""
+        self.closed = True
+        in_flight = list(self._in_flight)
+        for task in in_flight:
+            task.cancel()
+        await asyncio.gather(*in_flight, return_exceptions=True)
+        for session in list(self._sessions):
+            await self._parts.engine.release(session)
+        self._sessions.clear()
+
+    def _admit(self) -> None:
+        if self.closed:
+            raise episode_over()
+        if len(self.turns) + self._num_open >= self.limits.max_turns:
+            self.spent.set()
+            raise out_of_turns(self.limits.max_turns)
+
+    def _request(self, ask: ModelCall, sampling_request: SamplingRequest) -> GenerateRequest:
+        """Return what the engine is asked."""
+        parts, limits = self._parts, self.limits
+        if not ask.token_ids:
+            raise RequestError("there is no prompt", param="prompt")
+        if ask.room < 1:
+            self._overflowed = True
+            raise context_overflow(len(ask.token_ids), parts.max_context_tokens)
+        wanted = (
+            limits.max_new_tokens
+            if sampling_request.max_new_tokens is None
+            else sampling_request.max_new_tokens
+        )
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        return GenerateRequest(
+            request_id=f"{self._session}/{number}",
+            token_ids=ask.token_ids,
+            max_new_tokens=min(wanted, limits.max_new_tokens, ask.room),
+            session_id=f"{self._session}~{ask.session}" if ask.session else self._session,
+            group_id=self.ticket.group_id,
+            temperature=limits.temperature,
+            stop_token_ids=parts.stop_token_ids,
+            sampling_key=sampling_key(parts.seed, self.ticket.ticket_id, number),
+            env_id=self.ticket.task.env_id,
+        )
+
+    async def _generated(self, request: GenerateRequest, ask: ModelCall) -> GenerateResult:
+        """Generate, and take note of failures until the same is answered."""
+        try:
+            result = await self._generate(request)
+        except EpisodeError as e:
+            self._failures[hash(tuple(request.token_ids))] = e.failure()
+            raise engine_failed(e, 504 if isinstance(e, DeadlineFailure) else 503) from e
+        if self._failures:
+            self._failures.pop(hash(tuple(request.token_ids)), None)
+        return result
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        await self._keep(request.session_id)
+        if self.closed:  # meanwhile
+            raise episode_over()
+        task = asyncio.ensure_future(self._ask_engine(request))
+        self._in_flight.add(task)
+        try:
+            async with TimeLimit("generate", self.limits.generate_s):
+                result = await task
+        except asyncio.CancelledError:
+            if self.closed and task.cancelled():
+                raise episode_over() from None
+            self.num_hung_up += 1
+            raise
+        finally:
+            task.cancel()
+            self._in_flight.discard(task)
+        if result.finish_reason == "abort":
+            raise CancelledFailure("generation was aborted", boundary="generate")
+        return result
+
+    async def _ask_engine(self, request: GenerateRequest) -> GenerateResult:
+        with boundary(InferenceFailure, "generate"):
+            return await self._parts.engine.generate(request)
+
+    async def _keep(self, session: str) -> None:
+        """Put a session last among those that are kept, and release the first of too many."""
+        self._sessions.pop(session, None)
+        self._sessions[session] = None
+        if len(self._sessions) > max(KEPT_SESSIONS, self._num_open):
+            oldest = next(iter(self._sessions))
+            del self._sessions[oldest]
+            with suppress(EpisodeError):
+                await self._parts.engine.release(oldest)
+
+    def _note(self, ask: ModelCall, answer: Answer, began: float) -> None:
+        """Add the turn, and to the one before how long the program took over it."""
+        self._overflowed = False
+        if self.turns and self._answered_s is not None and began > self._answered_s:
+            self.turns[-1] = replace(self.turns[-1], step_s=began - self._answered_s)
+        self._answered_s = time.perf_counter()
+        result = answer.result
+        self.turns.append(
+            Turn(
+                observation=_shown(ask),
+                action=answer.text,
+                num_prompt_tokens=len(ask.token_ids),
+                num_new_tokens=len(result.token_ids),
+                finish_reason=result.finish_reason,
+                reward=0.0,
+                generate_s=self._answered_s - began,
+                step_s=0.0,
+            )
+        )
+
+
+def _shown(ask: ModelCall) -> str:
+    """Return what was new in a request, as text."""
+    if ask.text is not None:
+        return ask.text
+    new = ask.messages[ask.num_known :]
+    if len(new) == 1 and new[0]["role"] == "user":
+        return new[0]["content"]
+    return "\n".join(f"{m['role']}: {m['content']}" for m in new)

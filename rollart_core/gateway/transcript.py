@@ -1,0 +1,332 @@
+"""What a program asked and was answered in one episode, as exact token rows.
+
+    ask(messages) -> prompt -> engine -> record(result) -> answer -> ... -> ask(messages) ...
+
+Takes: whole conversations, as programs send them again with each request, and what the engine
+sampled. Gives: the prompt of each request, the answer as a message, and the samples for training.
+Never: encodes again what was sampled, calls an engine, or speaks HTTP.
+
+Messages lie in a tree. A request whose messages begin with a recorded conversation (each message
+equal, answers included) goes on from its tokens; where several do, from the longest:
+
+- it extends that row when nothing has followed there yet;
+- else it is a branch (history rewritten after that point, or asked twice at once): a new sample
+  that begins with the same tokens, of which none counts as sampled a second time.
+
+A request that goes on from nothing recorded (a sub-agent, a summary) begins a new sample with all
+its messages rendered. Either way the row holds the tokens that the engine was given and no others.
+What a request shows is recorded only with its answer: one that failed leaves no trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rollart_core.contracts.inference import FinishReason, GenerateResult
+from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_core.rollout.conversation import Conversation, Mark
+from rollart_core.types import Message, Sample, TokenSpan, ToolSpec
+
+
+@dataclass(slots=True, eq=False)
+class _Branch:
+    """One line of conversation, with rows of its own."""
+
+    index: int
+    conversation: Conversation
+    """As far as it is recorded."""
+    earlier: dict[int, Conversation] = field(default_factory=dict)
+    """By the number of the row: as it was when the chat template began a new one."""
+    newest: _End | None = None
+    busy: bool = False
+    """True while a request extends it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _End:
+    """Right after an answer."""
+
+    branch: _Branch
+    mark: Mark
+    text: str = ""
+    """Of a raw completion: prompt and answer."""
+
+    def source(self) -> Conversation:
+        """Return the conversation whose present row this lies in."""
+        return self.branch.earlier.get(self.mark.row, self.branch.conversation)
+
+    def leads_to(self, prompt: str | Sequence[int]) -> bool:
+        """Whether a raw prompt begins with what stands here."""
+        if isinstance(prompt, str):
+            return prompt.startswith(self.text)
+        return self.source().begins(prompt, self.mark)
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A conversation up to one of its messages."""
+
+    children: dict[Hashable, _Node] = field(default_factory=dict)
+    ends: list[_End] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class ModelCall:
+    """One request, from its prompt to its answer."""
+
+    token_ids: list[int]
+    """What the engine is to be given."""
+    room: int
+    """How many tokens the row may still grow by; below 1 there is none for an answer."""
+    messages: list[Message]
+    """Those of the request; none for a raw completion."""
+    num_known: int
+    """How many of them were recorded before."""
+    branch: _Branch
+    conversation: Conversation
+    """The branch's, with this request shown."""
+    root: _Node | None = None
+    """Where those that were recorded before end; none for a raw completion."""
+    text: str | None = None
+    """The prompt of a raw completion."""
+    open: bool = True
+    """False once it is recorded or dropped."""
+
+    @property
+    def session(self) -> int:
+        """Number of the branch: requests of one extend one another."""
+        return self.branch.index
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the policy said to one request."""
+
+    message: Message
+    result: GenerateResult
+    """As recorded: cut where a stop text ended it."""
+    text: str
+    """All that it wrote, but for special tokens."""
+    turn: int
+    """Its number in the episode."""
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended."""
+        return self.result.finish_reason
+
+
+class Transcript:
+    """The token rows of one episode of a program; see the module.
+
+    Args:
+        tokenizer: The policy's.
+        max_context_tokens: Longest row.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_context_tokens = max_context_tokens
+        self._roots: dict[str, _Node] = {}
+        self._texts: list[_End] = []
+        self._branches: list[_Branch] = []
+        self.num_turns = 0
+        """Recorded answers."""
+        self.messages: list[Message] = []
+        """The conversation of the last recorded request, its answer included."""
+
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> ModelCall:
+        """Return the prompt for a conversation.
+
+        Args:
+            messages: All of it, as the program has it.
+            tools: What the policy may call; other tools make another conversation.
+
+        Raises:
+            EnvironmentFailure: When the chat template does not take the messages, even folded.
+        """
+        messages = list(messages)
+        root = self._roots.setdefault(json.dumps(tools, sort_keys=True) if tools else "", _Node())
+        node, ends, known = root, list[_End](), 0
+        for index, message in enumerate(messages, 1):
+            child = node.children.get(_key(message))
+            if child is None:
+                break
+            node = child
+            if node.ends:
+                ends, known, root = node.ends, index, node
+        branch, conversation = self._from(ends, tools)
+        conversation.observe(messages[known:])
+        ask = self._asked(branch, conversation)
+        ask.root, ask.messages, ask.num_known = root, messages, known
+        return ask
+
+    def ask_text(self, prompt: str | Sequence[int]) -> ModelCall:
+        """Return the prompt of a raw completion: a text, or its tokens."""
+        known = [end for end in self._texts if end.leads_to(prompt)]
+        longest = max((end.mark.num_tokens for end in known), default=0)
+        ends = [end for end in known if end.mark.num_tokens == longest]
+        shown = max((end.text for end in ends), key=len, default="")
+        if isinstance(prompt, str):  # as many tokens may be another text
+            ends = [end for end in ends if end.text == shown]
+        branch, conversation = self._from(ends)
+        if isinstance(prompt, str):
+            conversation.show_tokens(self._tokenizer.encode(prompt[len(shown) :]))
+        else:
+            conversation.show_tokens(prompt[longest:])
+        ask = self._asked(branch, conversation)
+        ask.text = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+        return ask
+
+    def record(self, ask: ModelCall, result: GenerateResult, *, stop: Sequence[str] = ()) -> Answer:
+        """Take what the policy sampled for a request.
+
+        Args:
+            ask: The request; recorded at most once.
+            result: What was sampled.
+            stop: Texts that end an answer: the tokens after the one that completes the first of
+                them are not part of it; its text is cut before.
+
+        Raises:
+            InferenceFailure: When logprobs or spans do not cover the tokens; then it is dropped.
+        """
+        assert ask.open, "recorded or dropped before"
+        result, cut = self._stopped(result, stop)
+        conversation, branch = ask.conversation, ask.branch
+        try:
+            text = conversation.record(result, turn=self.num_turns)
+        except BaseException:
+            self.drop(ask)
+            raise
+        message = conversation.newest
+        if cut is not None:
+            text, message = cut, _before(message, cut, stop)
+        before = branch.conversation
+        if conversation.num_rows > before.num_rows > 0 and branch.newest is not None:
+            branch.earlier[before.num_rows - 1] = before
+        branch.conversation = conversation
+        self._end(ask, message, text)
+        ask.open, branch.busy = False, False
+        answer = Answer(message, result, text, self.num_turns)
+        self.num_turns += 1
+        asked = ask.messages if ask.text is None else [Message(role="user", content=ask.text)]
+        self.messages = [*asked, message]
+        return answer
+
+    def drop(self, ask: ModelCall) -> None:
+        """Forget a request that has no answer; one that is recorded stays."""
+        if ask.open:
+            ask.open = ask.branch.busy = False
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return the samples of all branches, in the order in which these began."""
+        return tuple(s for branch in self._branches for s in branch.conversation.samples())
+
+    def _from(
+        self, ends: Sequence[_End], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[_Branch, Conversation]:
+        """Return a branch to go on with after one of these ends, and a conversation to show in."""
+        for end in ends:
+            if end.branch.newest is end and not end.branch.busy:
+                return end.branch, end.branch.conversation.copy()
+        if ends:
+            conversation = ends[0].source().upto(ends[0].mark)
+        else:
+            conversation = Conversation(
+                self._tokenizer, max_context_tokens=self._max_context_tokens, tools=tools
+            )
+        return _Branch(-1, conversation), conversation.copy()
+
+    def _asked(self, branch: _Branch, conversation: Conversation) -> ModelCall:
+        """Return the request, now that it is shown."""
+        if branch.index < 0:
+            branch.index = len(self._branches)
+            self._branches.append(branch)
+        branch.busy = True
+        prompt, room = conversation.prompt, conversation.room()
+        return ModelCall(prompt, room, [], 0, branch, conversation)
+
+    def _end(self, ask: ModelCall, message: Message, text: str) -> None:
+        """Remember where the conversation stands, for requests that go on from here."""
+        branch = ask.branch
+        if ask.root is None:
+            assert ask.text is not None
+            branch.newest = _End(branch, branch.conversation.mark(), ask.text + text)
+            self._texts.append(branch.newest)
+            return
+        node = ask.root
+        for each in (*ask.messages[ask.num_known :], message):
+            node = node.children.setdefault(_key(each), _Node())
+        branch.newest = _End(branch, branch.conversation.mark())
+        node.ends.append(branch.newest)
+
+    def _stopped(
+        self, result: GenerateResult, stop: Sequence[str]
+    ) -> tuple[GenerateResult, str | None]:
+        """Return the result up to the first stop text, and the text before that; None: no cut."""
+        whole = self._tokenizer.decode(result.token_ids, skip_special_tokens=True) if stop else ""
+        found = [text for text in stop if text in whole]
+        if not found:
+            return result, None
+        low, high = 1, len(result.token_ids)
+        while low < high:  # the fewest tokens whose text holds one of them
+            middle = (low + high) // 2
+            text = self._tokenizer.decode(result.token_ids[:middle], skip_special_tokens=True)
+            low, high = (low, middle) if any(s in text for s in found) else (middle + 1, high)
+        text = self._tokenizer.decode(result.token_ids[:low], skip_special_tokens=True)
+        at = min(text.find(s) for s in found if s in text)
+        return _cut(result, low), text[:at]
+
+
+def _before(message: Message, text: str, stop: Sequence[str]) -> Message:
+    """Return a message whose text was cut before a stop text; calls before that stay."""
+    if "tool_calls" not in message:
+        return Message(role="assistant", content=text)
+    content = message["content"]
+    at = min((content.find(s) for s in stop if s in content), default=len(content))
+    return Message(role="assistant", content=content[:at], tool_calls=message["tool_calls"])
+
+
+def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:
+    """Return the first tokens of a result."""
+    spans = tuple(
+        TokenSpan(span.start, min(span.stop, num_tokens), span.policy_version, span.kv)
+        for span in result.spans
+        if span.start < num_tokens
+    )
+    return replace(
+        result,
+        token_ids=result.token_ids[:num_tokens],
+        inference_logprobs=result.inference_logprobs[:num_tokens],
+        spans=spans,
+        finish_reason="stop",
+    )
+
+
+def _key(message: Message) -> Hashable:
+    """Return what makes a message the same one when a program sends it again."""
+    if len(message) == 2:
+        return message["role"], message["content"]
+    calls = message.get("tool_calls")
+    more = tuple(
+        (call["id"], call["function"]["name"], _arguments_key(call["function"]["arguments"]))
+        for call in calls or ()
+    )
+    return (
+        message["role"],
+        message["content"],
+        more,
+        message.get("tool_call_id"),
+        message.get("name"),
+        message.get("reasoning_content"),
+    )
+
+
+def _arguments_key(arguments: str) -> str:
+    """Return the arguments in one spelling: programs read them and write them anew."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

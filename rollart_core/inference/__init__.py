@@ -1,0 +1,1 @@
+"""Routing of generation requests to inference engines."""

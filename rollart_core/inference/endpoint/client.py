@@ -1,0 +1,230 @@
+"""A client of one OpenAI-compatible server: JSON out, JSON back, asked again where that may help.
+
+    post -> [the server asked for peace: wait] -> HTTP -> JSON
+              ^   429, 5xx, no connection: after Retry-After, or longer and longer, at most
+              +--------------------------------- num_retries times
+
+Takes: a path below ``base_url`` and a body. Gives: the answer as JSON, or an
+:class:`~rollart_core.errors.EndpointError` that says which boundary was crossed. Never: shows the
+key, follows a redirect with it, or sends more while the server has asked to be left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollart_core.errors import ConfigError, EndpointError, first_line
+from rollart_core.inference.endpoint.errors import fault
+from rollart_core.inference.endpoint.retry_after import backoff_s, requested_wait_s
+
+MAX_ANSWER_BYTES = 64 * 2**20
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointServer:
+    """Where a server is, and how it is asked.
+
+    Raises:
+        ConfigError: When ``base_url`` is no URL of a server, or holds a password.
+    """
+
+    base_url: str
+    """Such as ``http://127.0.0.1:8000/v1``: what comes before ``/chat/completions``."""
+    api_key: str = field(default="", repr=False)
+    """Empty: none is sent."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent besides."""
+    connect_s: float = 10.0
+    """How long a connection may take to come about."""
+    answer_s: float = 600.0
+    """How long one answer may take."""
+    num_retries: int = 6
+    """How often the same is asked again."""
+    longest_wait_s: float = 120.0
+    """A server that asks for more peace than this has failed."""
+    retry_lost: bool = True
+    """Whether the same is asked again after a connection broke, or did not come about."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"base_url {self.base_url!r} is no URL of a server: give one such as "
+                "http://127.0.0.1:8000/v1"
+            )
+        if parts.password or parts.username:
+            shown = f"{parts.scheme}://***@{parts.hostname}"
+            raise ConfigError(f"base_url {shown}: put the key in the environment, not in the URL")
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path below ``base_url``; one that begins with ``/`` is the root's.
+
+        vLLM has ``/tokenize`` beside ``/v1``, not below it.
+        """
+        if path.startswith("/"):
+            parts = urlsplit(self.base_url)
+            return f"{parts.scheme}://{parts.netloc}{path}"
+        return f"{self.base_url.rstrip('/')}/{path}"
+
+
+class EndpointClient:
+    """A client with one pool of connections; belongs to the event loop it is used in.
+
+    Args:
+        server: Which server.
+
+    Raises:
+        ConfigError: When aiohttp is not installed.
+    """
+
+    def __init__(self, server: EndpointServer) -> None:
+        if find_spec("aiohttp") is None:
+            raise ConfigError("aiohttp is not installed: pip install 'rollart[gateway]'")
+        self.server = server
+        self.num_retried = 0
+        """How often something was asked again so far."""
+        self._http: Any = None
+        self._quiet_until_s = 0.0
+
+    async def get(self, path: str, *, num_retries: int | None = None) -> Any:
+        """Return the JSON at a path.
+
+        Args:
+            path: Below ``base_url``.
+            num_retries: Other than the server's.
+
+        Raises:
+            EndpointError: When there is none.
+        """
+        return await self._ask("GET", path, None, num_retries)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Post a JSON object and return the object that comes back.
+
+        Raises:
+            EndpointError: When none comes back.
+        """
+        answer = await self._ask("POST", path, body, None)
+        if answer is None:  # some answer nothing where there is nothing to say
+            return {}
+        if not isinstance(answer, dict):
+            raise self._malformed(path, "JSON, but no object")
+        return answer
+
+    async def close(self) -> None:
+        """Close all connections; what is in flight fails. May be called twice."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, num_retries: int | None
+    ) -> Any:
+        most = self.server.num_retries if num_retries is None else num_retries
+        attempt = 0
+        while True:
+            await self._peace()
+            try:
+                return await self._once(method, path, body)
+            except EndpointError as e:
+                is_lost = e.kind == "unreachable" and not self.server.retry_lost
+                if is_lost or not e.retryable or attempt >= most:
+                    raise
+                if e.wait_s is not None and e.wait_s > self.server.longest_wait_s:
+                    raise
+                wait_s = e.wait_s
+            if wait_s is not None:  # it is for all of us
+                self._quiet_until_s = max(self._quiet_until_s, time.monotonic() + wait_s)
+            await asyncio.sleep(backoff_s(attempt, random.random()) if wait_s is None else 0)
+            attempt += 1
+            self.num_retried += 1
+
+    async def _peace(self) -> None:
+        """Wait while the server has asked to be left alone; not all come back at once."""
+        while (left_s := self._quiet_until_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s + min(1.0, 0.1 * left_s) * random.random())
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        import aiohttp
+
+        where = self.server.url(path)
+        try:
+            async with self._session().request(
+                method, where, json=body, allow_redirects=False
+            ) as answer:
+                content = await self._content(answer, where)
+                status, headers = answer.status, dict(answer.headers)
+        except TimeoutError as e:
+            limit_s = self.server.answer_s
+            raise EndpointError(
+                f"{where} did not answer within {limit_s:g} s", kind="slow", retryable=True
+            ) from e
+        except (aiohttp.InvalidURL, ValueError) as e:
+            raise ConfigError(f"base_url {self.server.base_url!r}: {first_line(str(e))}") from e
+        except (aiohttp.ClientError, OSError) as e:
+            cause = getattr(e, "os_error", e)  # of a connection that did not come about
+            number = getattr(cause, "errno", None) or 0
+            reason = os.strerror(number) if number > 0 else getattr(cause, "strerror", "")
+            reason = reason or str(cause) or type(cause).__name__
+            raise EndpointError(
+                f"no server answers at {where} ({first_line(reason)})",
+                kind="unreachable",
+                retryable=True,
+            ) from e
+        if 300 <= status < 400:
+            to = headers.get("Location", "elsewhere")
+            message = f"{where} answers {status}, which leads to {to}: is base_url right?"
+            raise EndpointError(message, kind="refused", status=status)
+        if status >= 400:
+            error = fault(status, content, where=where, secret=self.server.api_key)
+            error.wait_s = requested_wait_s(headers, now_s=time.time())
+            raise error
+        if not content and status in (200, 204):
+            return None
+        try:
+            return json.loads(content)
+        except ValueError as e:
+            raise self._malformed(path, "no JSON") from e
+
+    async def _content(self, answer: Any, where: str) -> bytes:
+        found = bytearray()
+        async for chunk in answer.content.iter_any():
+            found += chunk
+            if len(found) > MAX_ANSWER_BYTES:
+                message = f"{where} answers more than {MAX_ANSWER_BYTES >> 20} MiB"
+                raise EndpointError(message, kind="malformed")
+        return bytes(found)
+
+    def _malformed(self, path: str, what: str) -> EndpointError:
+        message = (
+            f"{self.server.url(path)} answers {what}: is base_url right? It usually ends with /v1"
+        )
+        return EndpointError(message, kind="malformed")
+
+    def _session(self) -> Any:
+        import aiohttp
+
+        if self._http is None:
+            headers = dict(self.server.headers)
+            if self.server.api_key:
+                headers["Authorization"] = f"Bearer {self.server.api_key}"
+            limits = aiohttp.ClientTimeout(
+                total=self.server.answer_s, sock_connect=self.server.connect_s
+            )
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                headers=headers,
+                timeout=limits,
+                trust_env=urlsplit(self.server.base_url).hostname not in _LOOPBACK,
+            )
+        return self._http

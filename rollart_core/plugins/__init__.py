@@ -1,0 +1,1 @@
+"""Plugins: hooks, loading, registry of ids, manifests, API versions."""

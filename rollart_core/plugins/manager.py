@@ -1,0 +1,400 @@
+"""Plugins: found by entry points, checked one by one, attributed to their distributions.
+
+Takes: the entry points of group ``rollart``, the modules named in ``ROLLART_PLUGINS`` (comma
+separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec and
+which plugin is broken and why. Never: imports the class that a spec names, or lets one plugin
+spoil another: whoever breaks a rule is *broken* and says so, and everyone else works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final, cast
+
+import pluggy
+
+from rollart_core.contracts.adapter import EnvAdapterSpec
+from rollart_core.contracts.algorithm import AlgorithmSpec
+from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.hardware import HardwareMapperSpec
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
+from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.spec import CommandSpec, PluginSpec
+from rollart_core.contracts.tracker import TrackerSpec
+from rollart_core.contracts.weights import WeightChannelSpec
+from rollart_core.errors import PluginError, described, did_you_mean, first_line, is_from_outside
+from rollart_core.plugins import hookspecs
+from rollart_core.plugins.output import output_of_plugins
+from rollart_core.plugins.specs import AnySpec, key_of, of_its_version, spec_fault, text_fault
+
+GROUP: Final = "rollart"
+CORE: Final = "rollart"
+"""Our own distribution: its names are taken, so whoever collides with it is the broken one."""
+
+KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
+    {
+        "environments": EnvSpec,
+        "rewards": RewardSpec,
+        "algorithms": AlgorithmSpec,
+        "hardware_mappers": HardwareMapperSpec,
+        "inference_engines": InferenceEngineSpec,
+        "sandboxes": SandboxSpec,
+        "reward_backends": RewardBackendSpec,
+        "weight_channels": WeightChannelSpec,
+        "trackers": TrackerSpec,
+        "env_adapters": EnvAdapterSpec,
+        "commands": CommandSpec,
+    }
+)
+"""Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One plugin: where it comes from, and whether it works."""
+
+    name: str
+    """The entry point's name."""
+    module: str
+    distribution: str
+    version: str
+    broken: str | None = None
+    """Why it cannot be used; None when it can."""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """One spec and the plugin that brought it."""
+
+    kind: str
+    spec: AnySpec
+    plugin: Plugin
+
+    @property
+    def key(self) -> str:
+        """The id of the spec, or the name of the command."""
+        return key_of(self.spec)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A plugin while it is being checked."""
+
+    plugin: Plugin
+    target: object = None
+    specs: list[tuple[str, AnySpec]] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        """Mark it broken; the first reason stays."""
+        if self.plugin.broken is None:
+            self.plugin = replace(self.plugin, broken=reason)
+
+
+class Plugins:
+    """All plugins of this process, working and broken."""
+
+    def __init__(self, candidates: Iterable[_Candidate]) -> None:
+        all_candidates = sorted(candidates, key=lambda c: (c.plugin.distribution, c.plugin.name))
+        self.plugins: tuple[Plugin, ...] = tuple(c.plugin for c in all_candidates)
+        self._by_kind: dict[str, dict[str, Registered]] = {kind: {} for kind in KINDS}
+        self._broken: list[Registered] = []
+        self._off: set[tuple[str, str]] = set()
+        self._manager = _new_manager()
+        for candidate in all_candidates:
+            self._add(candidate)
+
+    def _add(self, candidate: _Candidate) -> None:
+        for kind, spec in candidate.specs:
+            registered = Registered(kind, spec, candidate.plugin)
+            if candidate.plugin.broken is None:
+                self._by_kind[kind][registered.key] = registered
+            else:
+                self._broken.append(registered)
+        if candidate.plugin.broken is None and not self._manager.is_registered(candidate.target):
+            self._manager.register(candidate.target, candidate.plugin.name)
+
+    def registered(self, kind: str) -> Mapping[str, Registered]:
+        """Return what working plugins registered: id (or command name) -> spec and plugin."""
+        return MappingProxyType(self._by_kind[kind])
+
+    @property
+    def broken(self) -> tuple[Plugin, ...]:
+        """The plugins that cannot be used, each with its reason."""
+        return tuple(p for p in self.plugins if p.broken is not None)
+
+    @property
+    def broken_specs(self) -> tuple[Registered, ...]:
+        """What broken plugins would have registered, as far as they got."""
+        return tuple(self._broken)
+
+    def observe(self, hook: str, /, **event: object) -> None:
+        """Call an observing hook; an observer that raises is logged once and switched off.
+
+        Args:
+            hook: Such as ``"rollart_run_started"``.
+            event: The hook's arguments, by name.
+        """
+        for impl in self._impls(hook):
+            self._call(impl, hook, event)
+
+    def decide(self, hook: str, /, **event: object) -> object:
+        """Call a deciding hook and return the first answer that is not None, else None.
+
+        One that raises is logged once and switched off, as with :meth:`observe`.
+        """
+        for impl in self._impls(hook):
+            answer = self._call(impl, hook, event)
+            if answer is not None:
+                return answer
+        return None
+
+    def _impls(self, hook: str) -> Iterator[pluggy.HookImpl]:
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for impl in reversed(caller.get_hookimpls()):
+            if (impl.plugin_name, hook) not in self._off:
+                yield impl
+
+    def _call(self, impl: pluggy.HookImpl, hook: str, event: Mapping[str, object]) -> object:
+        try:
+            return impl.function(*(event[name] for name in impl.argnames))
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
+            self._off.add((impl.plugin_name, hook))
+            _log.warning(
+                "plugin %r raised in %s and is not called again in this run: %s",
+                *(impl.plugin_name, hook, described(e)),
+                exc_info=_log.isEnabledFor(logging.DEBUG),
+            )
+            return None
+
+
+_current: Plugins | None = None
+_loading = threading.RLock()
+_LOADED_WITHIN_S: Final = 60.0
+"""A thread that waits longer for another one to load the plugins loads them as well. The other may
+wait for this one: for the import lock of a module that asks for plugins at its import."""
+
+
+def plugins() -> Plugins:
+    """Return this process's plugins, loaded at the first call, by one of its threads."""
+    global _current
+    if _current is None:
+        is_alone = _loading.acquire(timeout=_LOADED_WITHIN_S)
+        try:
+            if _current is None:
+                _current = load()
+        finally:
+            if is_alone:
+                _loading.release()
+    return _current
+
+
+@contextmanager
+def using(extra: Mapping[str, object]) -> Iterator[Plugins]:
+    """Within the block, this process has the plugin objects of ``extra`` as well. For tests."""
+    global _current
+    before, _current = _current, load(extra)
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def load(
+    extra: Mapping[str, object] | None = None, *, found: Iterable[EntryPoint] | None = None
+) -> Plugins:
+    """Load and check every plugin, anew.
+
+    Args:
+        extra: Plugin name -> plugin object (a module, or anything with hook implementations).
+        found: The entry points; None finds those of the installed distributions.
+    """
+    found = entry_points(group=GROUP) if found is None else found
+    named = os.environ.get("ROLLART_PLUGINS", "").split(",")
+    candidates = [_from_entry_point(entry) for entry in found]
+    for module in filter(None, map(str.strip, named)):
+        candidate = _from_environ(module)
+        if candidate.target is None or all(c.target is not candidate.target for c in candidates):
+            candidates.append(candidate)  # what is installed, or named already, is not another
+    for name, target in (extra or {}).items():
+        module = getattr(target, "__name__", type(target).__name__)
+        candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))
+    _refuse_shared(candidates, "the entry-point name", _names)
+    manager = _new_manager()
+    for candidate in candidates:
+        if candidate.plugin.broken is None:
+            manager = _examined(candidate, manager)
+    for kind in KINDS:
+        _refuse_shared(candidates, f"among {kind}, the id", partial(_keys, kind))
+        _refuse_shared(candidates, f"among {kind}, the alias", partial(_aliases, kind))
+    return Plugins(candidates)
+
+
+def _from_entry_point(found: EntryPoint) -> _Candidate:
+    name, version = _name_and_version(found.dist) if found.dist else ("?", "?")
+    candidate = _Candidate(Plugin(found.name, found.value, name, version))
+    _import(candidate, found.value)
+    return candidate
+
+
+@lru_cache(maxsize=256)
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    """Return both from one look into the metadata, which are parsed anew at each."""
+    metadata = dist.metadata  # empty where an uninstall has left the entry points alone behind
+    said = {key: metadata[key] for key in ("Name", "Version") if key in metadata}
+    return said.get("Name", "?"), said.get("Version", "?")
+
+
+def _from_environ(module: str) -> _Candidate:
+    candidate = _Candidate(Plugin(module, module, "ROLLART_PLUGINS", "0"))
+    _import(candidate, module)
+    return candidate
+
+
+def _import(candidate: _Candidate, value: str) -> None:
+    module, _, attribute = value.partition(":")
+    try:
+        with output_of_plugins():
+            target: object = importlib.import_module(module)
+        for part in filter(None, attribute.split(".")):
+            target = getattr(target, part)
+        candidate.target = target
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"cannot import {value}: {described(e)}")
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _examined(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
+    """As :func:`_examine`; what the plugin's own code raises meanwhile breaks that plugin."""
+    try:
+        if candidate.target is not None:
+            return _examine(candidate, manager)
+        candidate.fail(f"{candidate.plugin.module} is None, which has no hooks")
+        return manager
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"its hooks cannot be read: {described(e)}")
+        return _new_manager()
+
+
+def _examine(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
+    """Check the hooks of one plugin, then what its hooks return.
+
+    Args:
+        candidate: The plugin.
+        manager: One that holds no plugin.
+
+    Returns:
+        A manager for the next plugin; making one takes longer than the check.
+    """
+    try:
+        manager.register(candidate.target, candidate.plugin.name)
+    except pluggy.PluginValidationError as e:
+        said = first_line(str(e).splitlines()[-1])
+        candidate.fail(f"a hook does not fit its specification: {said}")
+        return _new_manager()  # that plugin is half registered on the old one
+    known = [n for n in vars(hookspecs) if n.startswith("rollart_")]
+    for name in sorted(n for n in dir(candidate.target) if n.startswith("rollart_")):
+        member = getattr(candidate.target, name)
+        if callable(member) and not hasattr(member, "rollart_impl") and name in known:
+            candidate.fail(f"{name} lacks the @hookimpl mark")
+    for caller in manager.get_hookcallers(candidate.target) or ():
+        if not caller.has_spec():
+            candidate.fail(f"there is no hook {caller.name!r}.{did_you_mean(caller.name, known)}")
+    for kind in KINDS:
+        for impl in getattr(manager.hook, f"rollart_{kind}").get_hookimpls():
+            _collect(candidate, kind, impl)
+    manager.unregister(candidate.target)
+    return manager
+
+
+def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
+    hook = f"rollart_{kind}"
+    if impl.wrapper or impl.hookwrapper:
+        candidate.fail(f"{hook} cannot be wrapped: each plugin registers its own")
+        return
+    try:
+        with output_of_plugins():
+            specs = list(cast("Iterable[object]", impl.function()))
+    except PluginError as e:  # a manifest's: every fault of it, on the one line there is
+        candidate.fail("; ".join(str(e).splitlines()))
+        return
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        candidate.fail(f"{hook} raised {described(e)}")
+        return
+    for spec in specs:
+        wanted = KINDS[kind]
+        if not isinstance(spec, wanted):
+            candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
+            continue
+        if fault := text_fault(spec):
+            candidate.fail(f"{hook}: {fault}")
+            continue  # nothing can be looked up by such an id or alias
+        spec = of_its_version(spec, candidate.target)
+        candidate.specs.append((kind, spec))
+        reason = spec_fault(spec)
+        if reason:
+            candidate.fail(reason)
+
+
+def _names(candidate: _Candidate) -> list[str]:
+    return [candidate.plugin.name]
+
+
+def _keys(kind: str, candidate: _Candidate) -> list[str]:
+    return [key_of(spec) for k, spec in candidate.specs if k == kind]
+
+
+def _aliases(kind: str, candidate: _Candidate) -> list[str]:
+    specs = [s for k, s in candidate.specs if k == kind and isinstance(s, PluginSpec)]
+    return [s.alias for s in specs if s.alias is not None]
+
+
+def _refuse_shared(
+    candidates: list[_Candidate], what: str, names_of: Callable[[_Candidate], list[str]]
+) -> None:
+    """Break the plugins that claim one name twice; RollArt's own plugins keep theirs.
+
+    Between two strangers nobody can say whose the name is, so both are broken: a run never gets
+    another plugin than the one it meant.
+    """
+    claims: dict[str, list[_Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.plugin.broken is None:
+            for name in names_of(candidate):
+                claims[name].append(candidate)
+    for name, claimants in claims.items():
+        if len(claimants) < 2:
+            continue
+        sides = " and ".join(str(c.plugin) for c in claimants)
+        owned = {c.plugin.distribution for c in claimants} != {CORE}
+        for claimant in claimants:
+            if not (owned and claimant.plugin.distribution == CORE):
+                claimant.fail(f"{what} {name!r} is claimed by {sides}: uninstall or rename one")

@@ -1,0 +1,202 @@
+"""The scoring room of a run: a lane for each reward, its backends, and groups that wait.
+
+    episode --request--> scorer --> [groups: until all are there] --> lane --> backend
+       |                   |
+       +-- its place is free at once (``on_played``)
+
+Takes: a run's rewards and its section ``scoring``. Gives: for each environment what scores its
+trajectories; what that has cost. Never: builds a backend that no reward of the run needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from rollart_core.config.resolve_plugin import ResolvedPlugin
+from rollart_core.config.scoring import Scoring
+from rollart_core.contracts.reward import (
+    RewardBackend,
+    RewardBackendSpec,
+    RewardRef,
+    RewardRequest,
+    RewardResult,
+    RewardSpec,
+)
+from rollart_core.errors import ConfigError, UserError
+from rollart_core.rewards.backend_client import (
+    BackendClient,
+    BackendClientDependencies,
+    Places,
+    Tell,
+)
+from rollart_core.rewards.circuit_breaker import CircuitBreaker
+from rollart_core.rewards.group_barrier import WaitingGroups
+from rollart_core.rewards.queue import RewardQueue, RewardQueueDependencies
+from rollart_core.rewards.retry import RetryingScorer, Rules
+from rollart_core.rewards.stats import RewardStats
+
+Scorer: TypeAlias = Callable[[RewardRequest], Awaitable[RewardResult]]
+OnPlayed: TypeAlias = Callable[[str, int], None]
+"""Hears the ticket and the attempt of an episode that only waits for its score."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardServicePlan:
+    """What a room is made of."""
+
+    scoring: Scoring
+    backends: Sequence[ResolvedPlugin[RewardBackendSpec]]
+    """The first, and the one to fall back to where there is one."""
+    reward_s: float
+    """All tries of one score together."""
+
+
+class RewardService:
+    """See the module."""
+
+    def __init__(self, plan: RewardServicePlan, tell: Tell | None = None) -> None:
+        """Describe it; backends are built with the first scorer that needs them.
+
+        Args:
+            plan: What it is made of.
+            tell: Hears of retries, hedges, fall-backs and failures.
+        """
+        self._plan = plan
+        self._lanes: dict[str, RewardQueue] = {}
+        self._rewards: dict[str, ResolvedPlugin[RewardSpec]] = {}
+        self._groups = WaitingGroups()
+        self.tell: Tell = _nobody if tell is None else tell
+        self.on_played: OnPlayed | None = None
+        """Whoever gives the places of episodes to others; None: nobody, and groups do not wait."""
+
+    def scorer(self, reward: ResolvedPlugin[RewardSpec] | None) -> Scorer:
+        """Return what scores the trajectories of one environment.
+
+        Args:
+            reward: Its reward; None: what the environment itself returned.
+
+        Raises:
+            UserError: When a backend, or a reward that runs in this process, cannot be built.
+        """
+        if reward is None:
+            return _env_return
+        return partial(self._score, self._lane(reward), reward.spec.group)
+
+    async def open(self) -> None:
+        """Find out whether all backends can be asked.
+
+        Raises:
+            ConfigError: When one cannot.
+        """
+        for lane in self._lanes.values():
+            await lane.open()
+
+    async def close(self) -> None:
+        """End everything; may be called twice."""
+        await self._groups.close()
+        for lane in self._lanes.values():
+            await lane.close()
+
+    def score_group(self, ticket_ids: Sequence[str]) -> None:
+        """Score the members of a group, who have all played and wait."""
+        self._groups.score(ticket_ids)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what scores have cost so far, and what there is to do, by metric name."""
+        return {
+            f"scoring/{name}/{key}" if len(self._lanes) > 1 else f"scoring/{key}": value
+            for name, lane in self._lanes.items()
+            for key, value in {**lane.ledger.numbers(), **lane.gauges()}.items()
+        }
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Return what scores have cost: reward -> numbers."""
+        return {name: lane.ledger.numbers() for name, lane in self._lanes.items()}
+
+    async def _score(self, lane: RewardQueue, group: bool, request: RewardRequest) -> RewardResult:
+        heard = self.on_played if self._plan.scoring.overlap else None
+        if heard is not None:
+            heard(request.ticket_id, request.attempt)
+        if not group:
+            return await lane.score(request)
+        if heard is not None:
+            return await self._groups.wait(request, lane.score_group)
+        return (await lane.score_group([request]))[0]
+
+    def _lane(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
+        """Return the lane of a reward; those with the same options share one."""
+        for name, known in self._rewards.items():
+            if (known.spec.id, known.options) == (reward.spec.id, reward.options):
+                return self._lanes[name]
+        alike = sum(known.spec.id == reward.spec.id for known in self._rewards.values())
+        name = reward.spec.id + (f"#{alike + 1}" if alike else "")
+        self._lanes[name] = self._new_queue(reward)
+        self._rewards[name] = reward
+        return self._lanes[name]
+
+    def _new_queue(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
+        scoring, spec = self._plan.scoring, reward.spec
+        try_s = scoring.try_s or self._plan.reward_s
+        ledger, places = RewardStats(), Places(scoring.max_concurrent)
+        ref = RewardRef(spec.id, reward.options, spec.group)
+        parts = BackendClientDependencies(spec.id, ledger, places, self._say, scoring.hedge)
+        roads = [
+            BackendClient(
+                plugin.spec.id, _backend(plugin, reward, ref, try_s), _breaker(scoring), parts
+            )
+            for plugin in self._plan.backends
+        ]
+        rules = Rules(
+            reward_range=spec.reward_range,
+            total_s=self._plan.reward_s,
+            try_s=try_s,
+            max_tries=scoring.max_tries,
+            backoff_s=scoring.backoff_s,
+            max_backoff_s=scoring.max_backoff_s,
+        )
+        return RewardQueue(
+            RewardQueueDependencies(
+                reward_id=spec.id,
+                roads=roads,
+                asker=RetryingScorer(ref, roads, rules, ledger=ledger, tell=self._say),
+                places=places,
+                ledger=ledger,
+                needs=spec.needs,
+                batch_size=scoring.batch_size,
+                batch_wait_s=scoring.batch_wait_s,
+            )
+        )
+
+    def _say(self, kind: str, payload: Mapping[str, object]) -> None:
+        self.tell(kind, payload)
+
+
+def _backend(
+    plugin: ResolvedPlugin[RewardBackendSpec],
+    reward: ResolvedPlugin[RewardSpec],
+    ref: RewardRef,
+    try_s: float,
+) -> RewardBackend:
+    given = reward.build() if plugin.spec.in_process else ref
+    context = {"reward": given, "reward_range": reward.spec.reward_range, "timeout_s": try_s}
+    try:
+        made: RewardBackend = plugin.build(**context)
+    except UserError as e:
+        raise ConfigError(f"reward {ref.id} on {plugin.spec.id}: {e}") from e
+    return made
+
+
+def _breaker(scoring: Scoring) -> CircuitBreaker | None:
+    rules = scoring.breaker
+    return CircuitBreaker(rules.failures, rules.open_s) if rules else None
+
+
+async def _env_return(request: RewardRequest) -> RewardResult:
+    return RewardResult(request.env_return)
+
+
+def _nobody(kind: str, payload: Mapping[str, object]) -> None:
+    """Hear nothing."""

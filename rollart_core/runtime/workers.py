@@ -1,0 +1,395 @@
+"""What every runtime does alike: its parts are started, wired together and ended.
+
+    num_engines x engine, trainer rank(s), env workers, demonstrator: each a Part of some role
+                                                  |
+                                    ``new_worker(role, index)`` of the runtime
+
+Takes: a resolved run and a run directory. Gives: the parts that a
+:class:`rollart_core.runtime.base.Runtime` offers. Never: knows where a part executes; subclasses
+say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rollart_core.config.base import PluginRef
+from rollart_core.config.model import NewModel, RemoteModel
+from rollart_core.config.resolve import ResolvedPlugin, ResolvedRun
+from rollart_core.config.validation.consistency import num_engines
+from rollart_core.config.validation.schedule import trainer_section
+from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.errors import RollartError, UserError
+from rollart_core.inference.router import Router
+from rollart_core.inference.teacher import TeacherEngines
+from rollart_core.rollout.env_episode import EnvWorkerHandle
+from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.runtime.base import TakeSamples
+from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
+from rollart_core.runtime.engine_set import EngineSet
+from rollart_core.runtime.factories import ChannelArgs, EnvTasks, ModelArgs
+from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
+from rollart_core.runtime.remote import RemoteEngine, RemoteWorker, RestartPolicy
+from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.run_envs import by_env, env_ref
+from rollart_core.runtime.scaling import ClusterLoad
+from rollart_core.runtime.trainer_group import TrainerGroup
+from rollart_core.runtime.worker import Worker
+from rollart_core.types import Sample, Task
+from rollart_sandboxes.pool.gc import collect_garbage_in_background
+
+PARTS = "rollart_core.runtime.factories"
+
+
+class WorkersRuntime(ABC):
+    """Starts and ends the parts of a run.
+
+    Args:
+        run: What to do.
+        run_dir: Where it keeps what it makes.
+        shared: A folder that trainer and engines can both reach; removed at the end.
+    """
+
+    def __init__(self, run: ResolvedRun, run_dir: Path, shared: Path) -> None:
+        self.run = run
+        self.config = run.config
+        self.run_dir = run_dir
+        self._shared = shared
+        self._envs: EnvPool | None = None
+        self._engines: EngineSet | None = None
+        self._trainer: TrainerGroup | None = None
+        self._demonstrator: Worker | None = None
+        self._teachers: list[RemoteEngine] = []
+        self._of_class: dict[int, dict[int, int]] = {}  # engines of one: index -> number
+        failures = run.config.failures
+        self.tell: Tell = nobody_listens
+        """Keeps what becomes of parts: in a run, the journal."""
+        self.heartbeat = Heartbeat(
+            every_s=failures.heartbeat_s,
+            hang_s=failures.hang_s,
+            tell=lambda kind, payload: self.tell(kind, payload),
+        )
+
+    on_lost: Callable[[RollartError], None] | None = None
+    """Called once, when what the run is on (a cluster) is gone."""
+    trainer_host: str | None = None
+    """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
+
+    has_own_devices = False
+    """Whether a part's process sees the devices that it has, and no others."""
+
+    @abstractmethod
+    async def connect(self) -> Sequence[Pool]:
+        """Reach what the parts are to run on; return what there is."""
+
+    @abstractmethod
+    async def place(self, placement: Placement) -> None:
+        """Make sure that there is room, and all else that the parts need, where they will be."""
+
+    @abstractmethod
+    def pool_of(self, role: str, index: int) -> str:
+        """Return the name of the pool that a part is on."""
+
+    @abstractmethod
+    def new_worker(self, role: str, index: int = 0) -> Worker:
+        """Return an unstarted part.
+
+        Args:
+            role: ``engine``, ``trainer``, ``env``, ``model``, ``demonstrator`` or ``teacher``.
+            index: Which of its role.
+        """
+
+    @property
+    @abstractmethod
+    def num_env_workers(self) -> int:
+        """How many env workers to start."""
+
+    async def start_envs(self) -> EnvPool:
+        """Start the env workers."""
+        self._envs = EnvPool(self.start_worker, num_workers=self.num_env_workers)
+        self._envs.on_replaced = lambda why: self.tell("part_died", {"part": "env", "why": why})
+        self._envs.on_back = lambda: self.tell("part_back", {"part": "env"})
+        await self._envs.start()
+        return self._envs
+
+    async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
+        """Make a model from nothing in a process of its own, under the run directory."""
+        path = str(self.run_dir / "model")
+        part = self.new_worker("model")
+        try:
+            await part.start()
+            corpora = self._by_env(corpus_tasks)
+            await part.call(f"{PARTS}:build_model", path, spec, corpora, self.config.seed)
+        finally:
+            await part.close()
+        return path
+
+    async def start_model(self, model_path: str) -> tuple[Router, TrainerGroup]:
+        """Start the inference engines and the trainer, all at once."""
+        config, model = self.config, self._model(model_path)
+        channel = ChannelArgs(self.run.weights, self.weights_location())
+        engines = self._engine_set(model, channel)
+        self._trainer = TrainerGroup(
+            partial(self.new_worker, "trainer"),
+            config.runtime.num_trainer_ranks,
+            {
+                "config": trainer_section(config),
+                "algorithm": self.run.algorithm,
+                "algorithms": {e.name: e.algorithm for e in self.run.envs if e.algorithm},
+                "model": model,
+                "channel": channel,
+                "settings": {
+                    "temperature": self.run.trained_temperature,
+                    "deterministic": config.deterministic,
+                    "seed": config.seed,
+                    "beside": self.run.beside,
+                },
+            },
+            host=self.trainer_host,
+            own_devices=self.has_own_devices,
+            watch=self.heartbeat.watch,
+        )
+        await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
+        return engines.router, self._trainer
+
+    async def start_engines(self, model_path: str) -> Router:
+        """Start the inference engines alone, with the weights the model has."""
+        engines = self._engine_set(self._model(model_path), None)
+        await engines.start(num_engines(self.config))
+        return engines.router
+
+    async def start_teacher(self) -> TeacherEngines:
+        """Start the engines that hold the teacher of the run."""
+        config = self.config
+        assert config.teacher is not None
+        assert self.run.teacher is not None
+        model = ModelArgs(config.teacher.path, config.teacher.dtype, self._device)
+        arguments = {
+            "plugin": self.run.teacher,
+            "model": model,
+            "channel": None,
+            "settings": {
+                "deterministic": config.deterministic,
+                "max_context_tokens": config.rollout.max_context_tokens,
+            },
+        }
+        for index in range(config.teacher.num_engines):
+            care = RestartPolicy(
+                self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event)
+            )
+            new_worker = partial(self.new_worker, "teacher", index)
+            self._teachers.append(RemoteEngine(new_worker, arguments, care=care))
+        await asyncio.gather(*(engine.start() for engine in self._teachers))
+        return TeacherEngines(
+            self._teachers,
+            temperature=config.rollout.temperature,
+            limit_s=self.run.deadlines.generate_s,
+        )
+
+    def weights_location(self) -> str:
+        """Return where trainer and engines open the weight channel."""
+        return str(self._shared / "weights")
+
+    async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
+        """Start a process that makes demonstrations."""
+        part = self._demonstrator = self.new_worker("demonstrator")
+        kwargs = {
+            "envs": self._by_env(tasks),
+            "tokenizer_path": model_path,
+            "max_context_tokens": self.config.rollout.max_context_tokens,
+            "seed": self.config.seed,
+        }
+        await part.start(f"{PARTS}:Demonstrator", kwargs)
+        self.heartbeat.watch(part)
+
+        async def take(n: int) -> list[Sample]:
+            samples: list[Sample] = await part.call("take", n)
+            return samples
+
+        return take
+
+    async def stop_demonstrator(self) -> None:
+        """End the demonstrating process."""
+        if self._demonstrator is not None:
+            await self._demonstrator.close(grace_s=1.0)
+            self._demonstrator = None
+
+    async def close(self) -> None:
+        """End every part at once, then remove what they shared."""
+        parts = (self._engines, self._trainer, self._envs)
+        closing = [part.close() for part in (*parts, *self._teachers) if part is not None]
+        await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
+        await self.heartbeat.close()
+        for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
+            await collect_garbage_in_background(sandbox)
+        shutil.rmtree(self._shared, ignore_errors=True)
+
+    # More or fewer, while the run goes on
+
+    def counts(self) -> dict[str, int]:
+        """Return what can be scaled, and how many of each there are; empty while it is set up."""
+        if self._engines is None or self._envs is None or not self._engines.started:
+            return {}
+        found = {ENGINES: self._engines.counts.total()}
+        if self.env_workers_scale:
+            found[ENV_WORKERS] = self._envs.num_workers
+        pools = self._engines.counts
+        return {**found, **pools} if len(pools) > 1 else found
+
+    async def scale(self, target: str, count: int) -> None:
+        """Have so many engines, env workers, or engines of a pool.
+
+        Raises:
+            UserError: When that cannot be.
+        """
+        assert self._engines is not None
+        if target == ENV_WORKERS:
+            await self.set_env_workers(count)
+        else:
+            await self._engines.resize(count, None if target == ENGINES else target)
+
+    async def set_env_workers(self, count: int) -> None:
+        """Have this many env workers; those that leave end when their last episode has.
+
+        Raises:
+            UserError: When it is less than one.
+        """
+        assert self._envs is not None
+        if count < 1:
+            raise UserError(f"{ENV_WORKERS}={count}: a run needs at least one")
+        await self._envs.resize(count)
+
+    def loads(self) -> tuple[list[ClusterLoad], int]:
+        """Return what each engine that is up has to do, and how many episodes are under way."""
+        assert self._engines is not None
+        assert self._envs is not None
+        seats = [seat for seat in self._engines.router.seats if seat.open]
+        return [ClusterLoad(s.kv_used, s.num_waiting) for s in seats], self._envs.num_episodes
+
+    @property
+    def env_workers_scale(self) -> bool:
+        """Whether there can be more or fewer env workers."""
+        return True
+
+    async def reserve(self, role: str, index: int, pool: str | None) -> None:
+        """Make room for one more part; ``pool`` None: wherever it fits best.
+
+        Raises:
+            UserError: When there is none.
+        """
+        raise UserError(f"no further {role} can join with runtime: {self.config.runtime.kind}")
+
+    async def release_reservation(self, role: str, index: int) -> None:
+        """Give up the room, and the number, of a part that has left for good."""
+        for numbers in self._of_class.values() if role == "engine" else ():
+            numbers.pop(index, None)
+
+    def gauges(self) -> dict[str, float]:
+        """Return what there is now, and what it has to do, as metrics."""
+        if self._engines is None or self._envs is None or not self._engines.started:
+            return {}
+        return {
+            **self._engines.gauges(),
+            "env_workers/num": self._envs.num_workers,
+            "env_workers/episodes": self._envs.num_episodes,
+            "env_workers/replaced": self._envs.num_replaced,
+        }
+
+    # Parts
+
+    async def start_worker(self) -> EnvWorkerHandle:
+        """Start one env worker."""
+        part = self.new_worker("env")
+        limits = self.worker_limits(self.config.runtime.env_threads)
+        return await self._started_worker(part, limits)
+
+    async def _started_worker(self, part: Worker, limits: Mapping[str, int]) -> EnvWorkerHandle:
+        try:
+            await part.start(f"{PARTS}:build_env_worker", limits)
+        except BaseException:
+            await part.close(grace_s=0.0)
+            raise
+        self.heartbeat.watch(part)
+        return RemoteWorker(part)
+
+    def _by_env(self, tasks: Sequence[Task]) -> list[EnvTasks]:
+        """Return the tasks of each environment."""
+        tasks_of = by_env(tasks)
+        return [
+            EnvTasks(env_ref(env), tasks_of[env.name], env.max_turns)
+            for env in self.run.envs
+            if env.name in tasks_of
+        ]
+
+    def _sandboxes(self) -> list[str]:
+        """Return the ids of the sandboxes that environments of the run act in."""
+        given = [env.plugin.options.get("sandbox") for env in self.run.envs]
+        return list(dict.fromkeys(PluginRef.model_validate(s).id for s in given if s is not None))
+
+    def worker_limits(self, num_threads: int) -> dict[str, int]:
+        """Return what an env worker is built with."""
+        return {
+            "num_threads": num_threads,
+            "max_observation_chars": self.config.rollout.max_observation_chars,
+        }
+
+    @property
+    def _device(self) -> str:
+        """What the config says of where models go."""
+        return str(getattr(self.config.model, "device", "auto"))
+
+    def _model(self, path: str) -> ModelArgs:
+        model = self.config.model
+        if isinstance(model, RemoteModel):
+            return ModelArgs("")
+        return ModelArgs(path, model.dtype, model.device)
+
+    def _engine_set(self, model: ModelArgs, channel: ChannelArgs | None) -> EngineSet:
+        self._engines = EngineSet(
+            lambda index: self._engine(index, model, channel),
+            self,
+            load_limit_s=self.config.failures.load_weights_s,
+        )
+        return self._engines
+
+    def _engine(self, index: int, model: ModelArgs, channel: ChannelArgs | None) -> RemoteEngine:
+        config = self.config
+        settings: dict[str, object] = {
+            "deterministic": config.deterministic,
+            "kv_on_swap": config.rollout.kv_on_swap,
+            "max_context_tokens": config.rollout.max_context_tokens,
+        }
+        pool = self.pool_of("engine", index)
+        plugin = self.run.engine_on(pool)
+        if plugin.spec.takes_index:
+            settings["engine_index"] = self._number(index, plugin)
+        if plugin.spec.first_device_option:
+            settings["has_own_devices"] = self.has_own_devices
+        arguments = {
+            "plugin": plugin,
+            "model": model,
+            "channel": channel,
+            "settings": settings,
+            "in_flight": config.rollout.in_flight,
+        }
+        care = RestartPolicy(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
+        new_worker = partial(self.new_worker, "engine", index)
+        return RemoteEngine(new_worker, arguments, pool=pool, care=care)
+
+    def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:
+        """Return which of its class an engine is: the smallest number that no other one has."""
+        mine = self._of_class.setdefault(id(plugin), {})
+        taken = set(mine.values())
+        return mine.setdefault(index, next(n for n in itertools.count() if n not in taken))
+
+    def new_restarts(self) -> Restarts:
+        """Return how often one engine may be started again."""
+        failures = self.config.failures
+        return Restarts(failures.max_restarts, failures.restart_window_s)

@@ -1,0 +1,424 @@
+"""The loop of a run: it carries events to the scheduler and does what the scheduler answers.
+
+    scheduler says        the controller                            and tells it
+    StartEpisode     ->   runs the episode as a task           ->   EpisodePlayed, which frees its
+                                                                    place while it is scored, and
+                                                                    EpisodeFinished | EpisodeFailed
+    AbortEpisode     ->   cancels that task
+    ScoreGroup       ->   has a group scored that waits for it
+    CompleteGroup    ->   builds the group, asks the filter    ->   GroupKept | GroupFiltered
+    TrainBatch       ->   trains, publishes, checkpoints,      ->   BatchTrained
+                          and validates, if that is due        ->   PlacesLent
+                          and swaps the engines meanwhile      ->   WeightsLoaded
+    DropGroup        ->   forgets the group's trajectories
+    StopRun          ->   cancels what is left and returns
+
+Takes: the parts of a run. Gives: why it ended. Never: decides what is run, retried, trained or
+dropped (the scheduler does), knows where a part executes (the runtime does), or waits for one
+episode to serve another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollart_core.contracts.inference import WeightSwap
+from rollart_core.contracts.weights import Publication
+from rollart_core.scheduling.buffer import Buffer
+from rollart_core.scheduling.curriculum import CurriculumTasks
+from rollart_core.scheduling.events import (
+    AbortEpisode,
+    Action,
+    BatchTrained,
+    CompleteGroup,
+    DropGroup,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodePlayed,
+    Event,
+    GroupFiltered,
+    GroupKept,
+    LoseTicket,
+    PlacesLent,
+    RunStarted,
+    ScoreGroup,
+    StartEpisode,
+    StopKind,
+    StopRequested,
+    StopRun,
+    TicketExpired,
+    TrainBatch,
+    WeightsLoaded,
+)
+from rollart_core.scheduling.run_guard import GuardTripped
+from rollart_core.scheduling.scheduler import Scheduler
+from rollart_core.scheduling.validation_slots import LentPlaces
+from rollart_core.training.report import TrainStepReport
+from rollart_core.types import Group, Ticket, Trajectory
+
+
+class TrainerHandle(Protocol):
+    """The trainer, wherever it executes."""
+
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
+        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
+
+    async def publish(self, policy_version: int) -> Publication:
+        """Put the present weights on the channel."""
+
+
+class EnginesHandle(Protocol):
+    """The engines, behind the router."""
+
+    async def load_weights(self, policy_version: int) -> Sequence[WeightSwap]:
+        """Swap all of them to a version."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One batch, from its groups to its publication."""
+
+    groups: tuple[Group, ...]
+    policy_version: int
+    """Of the trainer when it took the batch."""
+    train_steps: tuple[TrainStepReport, ...]
+    publication: Publication
+    waited_s: float
+    """How long the trainer had nothing to do before."""
+    train_s: float
+
+
+class ScoringHandle(Protocol):
+    """The scoring room, as far as the loop has to do with it."""
+
+    on_played: Callable[[str, int], None] | None
+    """Hears the ticket and the attempt of an episode that only waits for its score."""
+
+    def score_group(self, ticket_ids: Sequence[str]) -> None:
+        """Score the members of a group, who all wait."""
+
+
+class ValidatorHandle(Protocol):
+    """What validates weights between two batches."""
+
+    def is_due(self, policy_version: int) -> bool:
+        """Return whether a version is to be validated, and has not been yet."""
+
+    async def validate(self, policy_version: int, places: LentPlaces | None) -> str | None:
+        """Validate what the engines hold; return why training ends, if it does.
+
+        Args:
+            policy_version: What they hold.
+            places: Those of its episodes, while training goes on; None: it has all of them.
+        """
+
+
+class Recorder(Protocol):
+    """Whoever keeps what happens: the journal, trackers, hooks, the progress display."""
+
+    def dispatched(self, ticket: Ticket, start_version: int) -> None:
+        """An attempt begins."""
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """An attempt ended, well or not."""
+
+    def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
+        """The scheduler gave something up."""
+
+    def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
+        """The trainer begins a batch."""
+
+    async def batch_trained(self, record: BatchRecord) -> None:
+        """A batch is trained and published; a checkpoint may be taken here."""
+
+    def swapped(self, swaps: Sequence[WeightSwap]) -> None:
+        """All engines hold a new version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerDependencies:
+    """What the controller works with."""
+
+    scheduler: Scheduler
+    buffer: Buffer
+    run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
+    trainer: TrainerHandle
+    engines: EnginesHandle
+    keep_group: Callable[[Group], bool]
+    recorder: Recorder
+    scoring: ScoringHandle | None = None
+    """None: every episode holds its place until it has its score."""
+    drops_equal: bool = False
+    """Whether groups whose rewards are all equal are not trained."""
+    curriculum: CurriculumTasks | None = None
+    """What hears of groups that have ended, where the run has one."""
+    validator: ValidatorHandle | None = None
+    """None: there is no validation."""
+    used_share: Callable[[int], float] | None = None
+    """From a version to the used share of ``stop``, for a schedule over it; none: not needed."""
+
+
+class Controller:
+    """Runs the loop; see the module."""
+
+    def __init__(
+        self, parts: ControllerDependencies, *, ticket_s: float, wall_s: float | None
+    ) -> None:
+        """Wire the parts.
+
+        Args:
+            parts: What it works with.
+            ticket_s: Deadline over all attempts of a ticket.
+            wall_s: Stop after this long; None: no limit.
+        """
+        self._parts = parts
+        self._ticket_s = ticket_s
+        self._wall_s = wall_s
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._episodes: dict[str, asyncio.Task[None]] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._newest = -1
+        self._loading: asyncio.Task[None] | None = None
+        self._places = LentPlaces(
+            parts.scheduler.policy.max_concurrent, lambda: parts.scheduler.num_running, self._lend
+        )
+        self._stopped: StopRun | None = None
+        self._idle_since = time.perf_counter()
+
+    async def run(self, started: RunStarted) -> StopRun:
+        """Run until the scheduler says stop and the engines hold the newest version.
+
+        Raises:
+            Exception: When a part other than an environment failed for good; all tasks of the run
+                are ended before.
+        """
+        timer = self._stop_later()
+        scoring = self._parts.scoring
+        if scoring is not None:
+            scoring.on_played = self._played
+        try:
+            self._handle(started)
+            while self._stopped is None:
+                event = await self._events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._handle(event)
+            await self._end_episodes()
+            await self._finish_loading()
+            return self._stopped
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if scoring is not None:
+                scoring.on_played = None
+            await self._end_everything()
+
+    def request_stop(self, reason: str, kind: StopKind = "requested") -> None:
+        """Ask the run to end; a batch in training is finished first."""
+        self._events.put_nowait(StopRequested(reason, kind))
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error of a part it cannot do without."""
+        self._events.put_nowait(error)
+
+    def _handle(self, event: Event) -> None:
+        for action in self._parts.scheduler.handle(event):
+            self._act(action)
+        self._places.look()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case StartEpisode():
+                self._start(action.ticket, action.start_version)
+            case ScoreGroup():
+                assert self._parts.scoring is not None, "a group to score, and nobody who does"
+                self._parts.scoring.score_group(action.ticket_ids)
+            case CompleteGroup():
+                self._complete(action)
+            case TrainBatch():
+                self._spawn(self._train(action))
+            case AbortEpisode():
+                self._parts.recorder.decided(action)
+                self._abort(action)
+            case LoseTicket():
+                self._parts.recorder.decided(action)
+                self._forget_expiry(action.ticket_id)
+            case DropGroup():
+                self._parts.recorder.decided(action)
+                self._parts.buffer.discard(action.group_id)
+            case StopRun():
+                self._parts.recorder.decided(action)
+                self._stopped = action
+
+    # Episodes
+
+    def _start(self, ticket: Ticket, start_version: int) -> None:
+        self._parts.recorder.dispatched(ticket, start_version)
+        if ticket.ticket_id not in self._expiries:
+            expired = TicketExpired(ticket.ticket_id)
+            self._expiries[ticket.ticket_id] = asyncio.get_running_loop().call_later(
+                self._ticket_s, self._events.put_nowait, expired
+            )
+        task = asyncio.create_task(self._episode(ticket, start_version))
+        self._episodes[ticket.ticket_id] = task
+        task.add_done_callback(self._check)
+
+    async def _episode(self, ticket: Ticket, start_version: int) -> None:
+        trajectory = await self._parts.run_episode(ticket, start_version)
+        if self._episodes.get(ticket.ticket_id) is asyncio.current_task():
+            del self._episodes[ticket.ticket_id]
+        self._parts.recorder.ended(trajectory)
+        if trajectory.failure is not None:
+            event = EpisodeFailed(ticket.ticket_id, ticket.attempt, trajectory.failure)
+            self._events.put_nowait(event)
+            return
+        self._forget_expiry(ticket.ticket_id)
+        self._parts.buffer.add(trajectory)
+        self._events.put_nowait(
+            EpisodeFinished(ticket.ticket_id, ticket.attempt, trajectory.oldest_version)
+        )
+
+    def _played(self, ticket_id: str, attempt: int) -> None:
+        self._events.put_nowait(EpisodePlayed(ticket_id, attempt))
+
+    def _abort(self, action: AbortEpisode) -> None:
+        self._forget_expiry(action.ticket_id)
+        task = self._episodes.pop(action.ticket_id, None)
+        if task is not None:
+            task.cancel()
+
+    def _forget_expiry(self, ticket_id: str) -> None:
+        handle = self._expiries.pop(ticket_id, None)
+        if handle is not None:
+            handle.cancel()
+
+    # Groups and batches
+
+    def _complete(self, action: CompleteGroup) -> None:
+        group = self._parts.buffer.complete(action.group_id, action.lost)
+        if self._parts.curriculum:
+            self._parts.curriculum.heed(group)
+        if self._parts.drops_equal and _all_equal(group):
+            self._events.put_nowait(GroupFiltered(action.group_id, "equal"))
+            return
+        kept = self._parts.keep_group(group)
+        self._events.put_nowait((GroupKept if kept else GroupFiltered)(action.group_id))
+
+    async def _train(self, action: TrainBatch) -> None:
+        groups = self._parts.buffer.take(action.group_ids)
+        self._parts.recorder.batch_taken(groups, action.policy_version)
+        began = time.perf_counter()
+        version, used = action.policy_version, self._parts.used_share
+        progress = used(version) if used is not None else None
+        reports = await self._parts.trainer.train_batch(groups, version, progress=progress)
+        publication = await self._parts.trainer.publish(action.policy_version + 1)
+        self._load(publication.policy_version)
+        record = BatchRecord(
+            groups=tuple(groups),
+            policy_version=action.policy_version,
+            train_steps=tuple(reports),
+            publication=publication,
+            waited_s=began - self._idle_since,
+            train_s=time.perf_counter() - began,
+        )
+        if self._parts.curriculum:
+            self._parts.curriculum.turn()
+        try:
+            await self._parts.recorder.batch_trained(record)
+        except GuardTripped:
+            if self._loading is not None:  # no engine is left in the middle of a swap
+                await asyncio.wait([self._loading])
+            raise
+        await self._validate(publication.policy_version)
+        self._idle_since = time.perf_counter()
+        self._events.put_nowait(BatchTrained(publication.policy_version))
+
+    async def _validate(self, policy_version: int) -> None:
+        """Validate a version, if it is due; no batch is trained meanwhile, so engines hold it."""
+        validator = self._parts.validator
+        if validator is None or not validator.is_due(policy_version):
+            return
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+            if self._loading.exception() is not None:
+                return  # that ends the run
+        if reason := await validator.validate(policy_version, self._places):
+            self.request_stop(reason)
+
+    def _lend(self, num_places: int) -> None:
+        self._events.put_nowait(PlacesLent(num_places))
+
+    def _load(self, policy_version: int) -> None:
+        """Bring the engines to the newest version; versions overtaken meanwhile are skipped."""
+        self._newest = policy_version
+        if self._loading is None or self._loading.done():
+            self._loading = self._spawn(self._load_newest())
+
+    async def _load_newest(self) -> None:
+        loaded = -1
+        while loaded < self._newest:
+            loaded = self._newest
+            swaps = await self._parts.engines.load_weights(loaded)
+            self._parts.recorder.swapped(swaps)
+            self._events.put_nowait(WeightsLoaded(loaded))
+
+    async def _finish_loading(self) -> None:
+        """Wait until the engines hold the newest version: they are evaluated with it.
+
+        Raises:
+            Exception: When they cannot load it, or a part that they need for it is lost.
+        """
+        if self._loading is None:
+            return
+        while not self._loading.done():
+            event = await self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+        self._loading.result()
+
+    # Beginning and end
+
+    def _stop_later(self) -> asyncio.TimerHandle | None:
+        if self._wall_s is None:
+            return None
+        reason = f"stop.wall_s: {self._wall_s:g} s of training are over"
+        return asyncio.get_running_loop().call_later(self._wall_s, self.request_stop, reason)
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._check)
+        return task
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        """Carry an error no episode may have into the loop, where it ends the run."""
+        if self._stopped is not None and task is not self._loading:
+            return  # of an episode that was cancelled at the end
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.put_nowait(error)
+
+    async def _end_everything(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._end_episodes(), *self._tasks, return_exceptions=True)
+
+    async def _end_episodes(self) -> None:
+        for ticket_id in list(self._expiries):
+            self._forget_expiry(ticket_id)
+        tasks = list(self._episodes.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._episodes.clear()
+
+
+def _all_equal(group: Group) -> bool:
+    return len({t.reward for t in group.trajectories}) == 1

@@ -1,0 +1,180 @@
+"""Held-out evaluation: success and score of the policy the engines hold now, with intervals.
+
+Takes: tasks and a way to run an episode. Gives: an :class:`EvaluationResult`. Never: trains, or
+counts a failed episode as unsuccessful (it is retried, then left out and counted as failed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from rollart_core.scheduling.failure_rate import RetryBudget
+from rollart_core.store.estimates import (
+    Clusters,
+    Estimate,
+    by_task,
+    clustered_mean,
+    clustered_share,
+)
+from rollart_core.types import Task, Ticket, Trajectory
+
+ClusterOf: TypeAlias = Callable[[Task], str | None]
+"""Says which cluster of its environment a task is in; None: in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """What the policy reached."""
+
+    success: Estimate
+    score: Estimate
+    num_failed: int
+    """Episodes that failed in spite of retries; not part of the estimates."""
+    num_truncated: int
+    mean_turns: float
+    mean_loss_tokens: float
+    scores: tuple[float, ...] = ()
+    """The mean of each task's attempts, in the order of the tasks; NaN where none came to an end.
+    For paired comparisons."""
+    successes: tuple[float, ...] = ()
+    """The same of success; NaN also where the environment never says it."""
+    clusters: tuple[object, ...] = ()
+    """The cluster of each of these tasks: the task itself where its environment has none."""
+    by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    """Of each environment alone, where there are several."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what a report shows."""
+        return {
+            "success": self.success.as_dict(),
+            "score": self.score.as_dict(),
+            "failed": self.num_failed,
+            "truncated": self.num_truncated,
+            "mean_turns": self.mean_turns,
+            "mean_loss_tokens": self.mean_loss_tokens,
+        }
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    run: Callable[[Ticket], Awaitable[Trajectory]],
+    *,
+    name: str,
+    max_concurrent: int,
+    max_retries: int = 2,
+    places: AbstractAsyncContextManager[object] | None = None,
+    cluster_of: ClusterOf | None = None,
+) -> EvaluationResult:
+    """Run one episode of every task and sum up.
+
+    Args:
+        tasks: What to run.
+        run: Executes one attempt.
+        name: Part of the ticket ids, so that different evaluations draw different samples.
+        max_concurrent: Most episodes at once.
+        max_retries: Per task; replays after losses of infrastructure do not count.
+        places: Entered for each episode, in place of a limit of ``max_concurrent``; None: the limit
+            is all there is.
+        cluster_of: By what intervals are clustered; None: by task.
+    """
+    gate = places or asyncio.Semaphore(max_concurrent)
+
+    async def one(number: int, task: Task) -> Trajectory:
+        ticket = Ticket(f"{name}-{number:06d}.0", task, f"{name}-{number:06d}", 0)
+        async with gate:
+            trajectory, budget = await run(ticket), RetryBudget()
+            while trajectory.failure and budget.take(trajectory.failure, max_retries):
+                ticket = replace(ticket, attempt=ticket.attempt + 1)
+                trajectory = await run(ticket)
+        return trajectory
+
+    jobs = [asyncio.ensure_future(one(i, task)) for i, task in enumerate(tasks)]
+    try:
+        return summarise(await asyncio.gather(*jobs), cluster_of)
+    finally:
+        for job in jobs:
+            job.cancel()
+
+
+def paired_gain(
+    before: EvaluationResult, after: EvaluationResult, of: Literal["scores", "successes"] = "scores"
+) -> Estimate:
+    """Return the mean over tasks of after minus before, paired by task and clustered.
+
+    Args:
+        before: Of some tasks.
+        after: Of the same ones, in the same order.
+        of: What is compared; a task without a value in either is left out.
+    """
+    pairs = enumerate(zip(getattr(before, of), getattr(after, of), strict=True))
+    gains: dict[object, list[float]]
+    gains = {i: [b - a] for i, (a, b) in pairs if not math.isnan(b - a)}
+    return clustered_mean(gains, dict(enumerate(after.clusters)))
+
+
+def summarise(
+    trajectories: Sequence[Trajectory], cluster_of: ClusterOf | None = None
+) -> EvaluationResult:
+    """Sum up trajectories; failed ones only count as failed.
+
+    Success is that of the environments that ever say it, as in a table of evaluations.
+
+    Args:
+        trajectories: One attempt each.
+        cluster_of: By what intervals are clustered; None: by task.
+    """
+    by_env: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
+    of_each = {
+        name: summarise(some, cluster_of) for name, some in by_env.items() if len(by_env) > 1
+    }
+    good = [t for t in trajectories if t.failure is None]
+    telling = {t.ticket.task.env_id for t in good if t.success is not None}
+    told = [t for t in good if t.ticket.task.env_id in telling]
+    wins = by_task(told, _task, lambda t: float(bool(t.success)))
+    scores = by_task(good, _task, lambda t: t.score or 0.0)
+    tasks = dict.fromkeys(map(_task, trajectories))
+    clusters = clusters_of((t.ticket.task for t in trajectories), cluster_of)
+    return EvaluationResult(
+        success=clustered_share(wins, clusters),
+        score=clustered_mean(scores, clusters),
+        num_failed=len(trajectories) - len(good),
+        num_truncated=sum(t.status == "truncated" for t in good),
+        mean_turns=_mean([float(len(t.turns)) for t in good]),
+        mean_loss_tokens=_mean([float(t.num_loss_tokens) for t in good]),
+        scores=tuple(_mean(scores.get(task, [])) for task in tasks),
+        successes=tuple(_mean(wins.get(task, [])) for task in tasks),
+        clusters=tuple(clusters.get(task, task) for task in tasks),
+        by_env=of_each,
+    )
+
+
+def clusters_of(tasks: Iterable[Task], cluster_of: ClusterOf | None) -> Clusters:
+    """Return the cluster of each task that is in one; two environments share none.
+
+    Args:
+        tasks: Of any environments.
+        cluster_of: Says which; None: none is in one.
+    """
+    if cluster_of is None:
+        return {}
+    named = ((task, cluster_of(task)) for task in tasks)
+    return {_key(task): (task.env_id, name) for task, name in named if name is not None}
+
+
+def _task(trajectory: Trajectory) -> object:
+    return _key(trajectory.ticket.task)
+
+
+def _key(task: Task) -> tuple[str, str, int]:
+    return task.env_id, task.split, task.index
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,435 @@
+"""Keeps what happens in a run: in the journal, with the trackers and hooks, and in a few totals.
+
+Takes: what the controller reports. Gives: the totals of a report. Never: decides anything. A
+tracker that raises is switched off with a message; a journal that cannot write ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollart_core.config.resolve import ResolvedRun
+from rollart_core.contracts.inference import WeightSwap
+from rollart_core.contracts.tracker import Tracker
+from rollart_core.errors import described, is_from_outside
+from rollart_core.plugins.manager import plugins
+from rollart_core.scheduling.controller import BatchRecord
+from rollart_core.scheduling.evaluate import EvaluationResult
+from rollart_core.scheduling.events import (
+    AbortEpisode,
+    DropGroup,
+    LoseTicket,
+    ReturningGroup,
+    RunStarted,
+    Snapshot,
+    StopRun,
+)
+from rollart_core.scheduling.observer import RunObserver
+from rollart_core.scheduling.run_guard import GUARD_TRIPPED, RunGuard
+from rollart_core.scheduling.tasks import TaskSourceState
+from rollart_core.scheduling.validations import SCORE, SUCCESS, Validation, Validations, spelled
+from rollart_core.store.checkpoints import CallTrainer, Checkpoints
+from rollart_core.store.journal import Journal
+from rollart_core.store.journal_reader import JournalReader, ordinal
+from rollart_core.store.metrics import (
+    components_mean,
+    env_metrics,
+    rollout_metrics,
+    staleness_histogram,
+)
+from rollart_core.store.run_dir import RunState, checkpoint_folder
+from rollart_core.store.swaps import SwapLedger
+from rollart_core.store.totals import BatchTotals, Totals, is_update
+from rollart_core.training.guard import Trip
+from rollart_core.types import Group, Task, Ticket, Trajectory
+
+
+class StatefulTasks(Protocol):
+    """A task source, as far as a checkpoint is concerned."""
+
+    def state(self) -> TaskSourceState:
+        """Return where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """What a checkpoint is made of."""
+
+    trainer: CallTrainer
+    source: StatefulTasks
+    wall_s: float = 0.0
+    """Seconds of the RL phase before this process."""
+    num_requeued: int = 0
+    """Tasks put back into the source before this process."""
+
+
+class RunRecorder:
+    """Implements :class:`rollart_core.scheduling.controller.Recorder`."""
+
+    def __init__(self, run: ResolvedRun, run_dir: Path, observer: RunObserver) -> None:
+        """Describe it; ``start`` opens files."""
+        self._run = run
+        self.run_dir = run_dir
+        self._observer = observer
+        self._journal: Journal | None = None
+        keep = run.config.checkpoint.keep
+        has_curriculum = run.config.curriculum is not None
+        self.guard = RunGuard(
+            run.config.guard, has_curriculum=has_curriculum, is_mixed=run.is_mixed
+        )
+        self.checkpoints = Checkpoints(
+            run_dir, keep, observer.message, guard_window=self.guard.window
+        )
+        self._trackers: list[Tracker] = []
+        self._plan: CheckpointPlan | None = None
+        self._totals = Totals()
+        self._open: dict[str, Task] = {}
+        self._next_ordinal = 0
+        self._num_requeued = 0
+        self._saved_version = -1
+        self._train_step = 0
+        self._last_report = 0
+        self._swaps = SwapLedger()
+        self.validations = Validations(run.config.checkpoint.keep_best, run.config.stop.when)
+        """Those that stand."""
+        self.gauges: Callable[[], Mapping[str, float]] = dict
+        """What parts there are and what they have to do, for the metrics."""
+
+    @property
+    def saved_version(self) -> int:
+        """Policy version of the newest checkpoint that was taken or loaded."""
+        return self._saved_version
+
+    def start(self) -> None:
+        """Open the journal, start the trackers, tell the hooks."""
+        config = self._run.as_dict()
+        self._journal = Journal(self.run_dir, config)
+        with JournalReader(self.run_dir) as journal:
+            tripped = journal.events(kind=GUARD_TRIPPED)
+            with journal.decoding():
+                self.guard.remember(tripped)
+        for plugin in self._run.trackers:
+            tracker: Tracker = plugin.build()
+            self._trackers.append(tracker)
+            self._guard(tracker, "start", self.run_dir, config)
+        plugins().observe("rollart_run_started", run_dir=self.run_dir, config=config)
+
+    def plan(self, plan: CheckpointPlan) -> None:
+        """Checkpoints can be taken from here on."""
+        self._plan = plan
+        self._num_requeued = plan.num_requeued
+
+    def begin_training(self) -> None:
+        """The RL phase begins."""
+        self._totals = Totals(began=time.perf_counter())
+
+    def end_incarnation(self, snapshot: Snapshot) -> None:
+        """A life of the RL phase is over, and the phase with its last one."""
+        self._totals.end_incarnation(snapshot)
+
+    async def go_back(self, state: RunState, reason: str) -> RunStarted:
+        """Begin a new life at a checkpoint: a resume, a lost trainer, or a trip of the guard.
+
+        Args:
+            state: Of the checkpoint, whose weights the trainer holds.
+            reason: Why.
+
+        Returns:
+            What the scheduler begins with.
+        """
+        version = state.policy_version
+        as_version, last = await self.goes_on_as(state), self.guard.last
+        discards = last.discards if last and version < last.as_version else None
+        self._log.rolled_back(version, reason, as_version=as_version, discards=discards)
+        self._totals.roll_back(version)
+        self._open = {}
+        self._swaps.begin_again()
+        self._saved_version, self._train_step = version, state.train_step
+        await asyncio.to_thread(self._log.flush)
+        goes_on = replace(state, policy_version=as_version)
+        started, known = await asyncio.to_thread(self._comeback, goes_on)
+        recorded = [Validation.from_dict(one) for one in state.validations]
+        self.validations.go_back(version, [*known, *recorded])
+        self._next_ordinal = started.next_ordinal
+        self._open = {g.group_id: g.task for g in started.returning}
+        return started
+
+    async def load_newest(self, trainer: CallTrainer) -> RunState:
+        """Load the newest checkpoint that can be loaded, with what the guard knew of it.
+
+        Raises:
+            ConfigError: When there is none.
+            TrainerLost: When the trainer died over it.
+        """
+        if self.guard.last is not None:
+            await self.checkpoints.discard(*self.guard.last.discards)
+        state = await self.checkpoints.load_newest(trainer)
+        self.guard.restore(state.guard, state.lr_factor)
+        if self.guard.lr_factor != 1.0:
+            await trainer("set_lr_factor", self.guard.lr_factor)
+        return state
+
+    async def goes_on_as(self, state: RunState) -> int:
+        """Return what the weights of a checkpoint are called from now on."""
+        await asyncio.to_thread(self._log.flush)
+        with JournalReader(self.run_dir) as journal:
+            return self.guard.goes_on_as(state.policy_version, journal.newest_batch())
+
+    async def tripped(self, trip: Trip, version: int, as_version: int) -> None:
+        """Keep a trip of the guard, with the checkpoint to go back to; nothing is undone yet.
+
+        Args:
+            trip: Why.
+            version: Of the trainer when it took the batch.
+            as_version: Above all versions that were used.
+        """
+        back_to = self.checkpoints.last_good(min(version, trip.since_version))
+        rollback = self.guard.tripped(trip, version, back_to, as_version)
+        self._log.event(GUARD_TRIPPED, rollback.payload(), policy_version=version)
+        await asyncio.to_thread(self._log.flush)
+        self._observer.message(self.guard.message())
+
+    async def checkpoint(self, policy_version: int) -> None:
+        """Take a checkpoint, unless there is one of this version."""
+        if policy_version == self._saved_version:
+            return
+        plan, totals = self._plan, self._totals
+        assert plan is not None
+        state = RunState(
+            policy_version=policy_version,
+            train_step=self._train_step,
+            task_source=plan.source.state(),
+            next_ordinal=self._next_ordinal,
+            num_requeued=self._num_requeued,
+            open_groups=dict(self._open),
+            train_wall_s=plan.wall_s + totals.elapsed_s,
+            validations=[one.as_dict() for one in self.validations.all],
+            guard=self.guard.state(),
+            lr_factor=self.guard.lr_factor,
+        )
+        folder = checkpoint_folder(self.run_dir, policy_version)
+        await plan.trainer(
+            "save", str(folder), policy_version=policy_version, train_step=self._train_step
+        )
+        # What a checkpoint builds on is in the journal before the checkpoint counts as one.
+        await asyncio.to_thread(self._log.flush)
+        await self.checkpoints.finish(state)
+        self._saved_version = policy_version
+
+    def validated(self, policy_version: int, result: EvaluationResult, wall_s: float) -> Validation:
+        """Keep a validation.
+
+        Raises:
+            ConfigError: When the run follows a metric that none of its environments has.
+        """
+        made = self.validations.add(policy_version, result)
+        self._log.event("validation", made.as_dict(), policy_version=policy_version)
+        metrics = {SUCCESS: made.success.mean, SCORE: made.score.mean, "validation/wall_s": wall_s}
+        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        self._log_metrics(self._train_step, policy_version, known)
+        self.tell(f"validation at version {policy_version}: {spelled(made)}")
+        return made
+
+    async def keep_best(self, policy_version: int) -> None:
+        """Keep the checkpoint of the best validation whose weights there are.
+
+        Args:
+            policy_version: What the trainer holds.
+        """
+        while (best := self.validations.best) is not None:
+            version = best.policy_version
+            if version == policy_version:
+                await self.checkpoint(version)
+            if self.checkpoints.has(version):
+                break
+            self.validations.leave_out(version)  # an earlier process did not keep its checkpoint
+        if best is not None and self.checkpoints.marks().get("best") != best.policy_version:
+            self.checkpoints.mark_best(best.policy_version, self.validations.point(best) or {})
+
+    async def keep_good(self, policy_version: int) -> None:
+        """Keep the checkpoint of a version that passed its validation, if there is a guard.
+
+        It passed unless it lies below the best one by more than its interval.
+
+        Args:
+            policy_version: What the trainer holds, and was validated last.
+        """
+        last = self.validations.last
+        if self.guard.is_on and last and last.num_episodes and not self.validations.fell():
+            await self.checkpoint(policy_version)
+            self.checkpoints.mark_good(policy_version, self.validations.point(last) or {})
+
+    def close(self, report: Mapping[str, object]) -> None:
+        """Flush and close everything, and tell the hooks."""
+        for tracker in list(self._trackers):
+            self._guard(tracker, "close")
+        try:
+            if self._journal is not None:
+                self._journal.close()
+        finally:
+            plugins().observe("rollart_run_finished", run_dir=self.run_dir, report=report)
+
+    def tell(self, text: str) -> None:
+        """Show a message in the display."""
+        self._observer.message(text)
+
+    def event(self, kind: str, payload: Mapping[str, object]) -> None:
+        """Keep anything else that happened; ``payload`` is plain JSON."""
+        self._log.event(kind, payload)
+
+    # What the controller reports
+
+    def dispatched(self, ticket: Ticket, start_version: int) -> None:
+        """An attempt begins."""
+        self._open[ticket.group_id] = ticket.task
+        self._next_ordinal = max(self._next_ordinal, ordinal(ticket.group_id) + 1)
+        self._log.dispatched(ticket, start_version)
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """An attempt ended, well or not."""
+        self._log.trajectory(trajectory)
+        plugins().observe("rollart_trajectory_finished", trajectory=trajectory)
+        if trajectory.failure is not None:
+            self._totals.fail(trajectory)
+            return
+        self._totals.finish(trajectory)
+
+    def cancelled(self, trajectory: Trajectory) -> None:
+        """An attempt was cut off on purpose, and came as far as its turns say."""
+        self._log.trajectory(trajectory)
+
+    def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
+        """The scheduler gave something up."""
+        if isinstance(action, DropGroup):
+            self._open.pop(action.group_id, None)
+            self._num_requeued += action.requeued
+        self._log.decided(action)
+
+    def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
+        """The trainer begins a batch."""
+        for group in groups:
+            self._open.pop(group.group_id, None)
+        self._log.batch_taken(groups, policy_version)
+
+    def swapped(self, swaps: Sequence[WeightSwap]) -> None:
+        """All engines hold a new version."""
+        self._swaps.add(swaps)
+
+    async def batch_trained(self, record: BatchRecord) -> None:
+        """Keep a batch's metrics, and take a checkpoint when one is due."""
+        members = [t for g in record.groups for t in g.trajectories]
+        staleness = staleness_histogram(record.groups, record.policy_version)
+        self._totals.by_batch[record.policy_version] = BatchTotals.of(
+            members, staleness, [is_update(r.metrics) for r in record.train_steps]
+        )
+        shared = self._batch_metrics(record)
+        self._log.batch_trained(record.policy_version)
+        for report in record.train_steps:
+            metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
+            self._last_report += 1
+            self._keep(self._last_report, record.policy_version, metrics)
+            self._train_step = report.train_step
+        self._show(shared, record)
+        self.guard.judge(record.groups, record.train_steps, shared)
+        version = record.publication.policy_version
+        if version % self._run.config.checkpoint.every_batches == 0:
+            await self.checkpoint(version)
+
+    def totals(self) -> dict[str, Any]:
+        """Return what the report says of the RL phase."""
+        more = {"weights": self._swaps.totals(), "guard": self.guard.report()}
+        return {**self._totals.as_dict(), **more}
+
+    def totals_by_env(self) -> dict[str, dict[str, Any]]:
+        """Return what became of the attempts of each environment."""
+        return self._totals.by_env(env.name for env in self._run.envs)
+
+    # Parts of the above
+
+    @property
+    def _log(self) -> Journal:
+        assert self._journal is not None
+        return self._journal
+
+    def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
+        members = [t for g in record.groups for t in g.trajectories]
+        return {
+            **rollout_metrics(record.groups, record.policy_version),
+            **components_mean(members),
+            **(env_metrics(members) if len(self._run.envs) > 1 else {}),
+            **self.gauges(),
+            "time/train_s": record.train_s,
+            "time/trainer_waited_s": record.waited_s,
+            **self._swaps.batch_metrics(record.publication),
+            "time/wall_s": time.perf_counter() - self._totals.began,
+        }
+
+    def _log_metrics(
+        self, train_step: int, policy_version: int, metrics: Mapping[str, float]
+    ) -> None:
+        self._log.metrics(train_step, policy_version, metrics)
+        for tracker in list(self._trackers):
+            self._guard(
+                tracker, "log", metrics, train_step=train_step, policy_version=policy_version
+            )
+
+    def _keep(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+        self._log_metrics(train_step, policy_version, metrics)
+        plugins().observe(
+            "rollart_train_step_finished",
+            train_step=train_step,
+            policy_version=policy_version,
+            metrics=metrics,
+        )
+
+    def _show(self, shared: Mapping[str, float], record: BatchRecord) -> None:
+        stop, totals = self._run.config.stop, self._totals
+        wall_s = time.perf_counter() - totals.began
+        done = [totals.num_batches / stop.batches] if stop.batches else []
+        done += [wall_s / stop.wall_s] if stop.wall_s else []
+        last = record.train_steps[-1].metrics if record.train_steps else {}
+        line: dict[str, float | str] = {
+            "batch": totals.num_batches,
+            "success": shared["rollout/success_mean"],
+            "score": shared["rollout/score_mean"],
+            "reward": shared["rollout/reward_mean"],
+            "staleness": shared["staleness/mean"],
+            "tokens_per_s": totals.tokens / wall_s,
+            "train_s": record.train_s,
+            "waited_s": record.waited_s,
+            "failed": sum(totals.failures.values()),
+        }
+        line.update({k: last[k] for k in ("entropy", "grad_norm") if k in last})
+        self._observer.progress(min(1.0, max(done)), line)
+
+    def _comeback(self, state: RunState) -> tuple[RunStarted, list[Validation]]:
+        """Read from the journal which groups come again, and which validations stand."""
+        with JournalReader(self.run_dir) as journal:
+            returning = {g.group_id: g for g in journal.returning()}
+            known = journal.group_ids()
+            next_ordinal = max(journal.next_ordinal(), state.next_ordinal)
+            validated = journal.validations()
+            with journal.decoding():
+                validations = list(map(Validation.from_dict, validated))
+            self._last_report = max(self._last_report, journal.last_train_step())
+        for group_id, task in state.open_groups.items():
+            if group_id not in known:  # a power cut took the end of the journal
+                returning[group_id] = ReturningGroup(group_id, ordinal(group_id), task, (1,))
+        groups = sorted(returning.values(), key=lambda g: g.ordinal)
+        return RunStarted(state.policy_version, next_ordinal, tuple(groups)), validations
+
+    def _guard(self, tracker: Tracker, method: str, *args: Any, **kwargs: Any) -> None:
+        try:
+            getattr(tracker, method)(*args, **kwargs)
+        except BaseException as e:
+            if is_from_outside(e):
+                raise
+            name, why = type(tracker).__name__, described(e)
+            self._observer.message(f"The tracker {name} is switched off: {method} raised {why}")
+            self._trackers.remove(tracker)

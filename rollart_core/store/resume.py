@@ -1,0 +1,169 @@
+"""Going on with a run: whether it may be, and where its task source stands.
+
+Takes: a run directory and a resolved config. Gives: an error that names what does not fit, or a
+source that goes on where the journal ends. Never: writes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rollart_core.errors import ConfigError, JournalError
+from rollart_core.scheduling.tasks import TaskSourceState
+from rollart_core.store.checkpoints import Checkpoints
+from rollart_core.store.journal_reader import JournalReader, ordinal
+from rollart_core.store.run_dir import RunState
+from rollart_core.store.run_lock import run_lock
+from rollart_core.types import Task
+
+FREE_KEYS = (
+    "checkpoint",
+    "deadlines",
+    "engine",
+    "evaluation",
+    "failures",
+    "guard",
+    "lora.sync",
+    "mapper",
+    "name",
+    "on_stale",
+    "plugins",
+    "resolved_with",
+    "rollout.max_concurrent",
+    "rollout.redundant",
+    "runs_dir",
+    "runtime",
+    "scaling",
+    "scoring",
+    "stop",
+    "trackers",
+    "trainer",
+    "warm_start",
+    "weights",
+)
+"""What may be otherwise when a run goes on: where and how fast, for how long, watched by whom, and
+how large an update is. All else decides what is trained, or is promised of it."""
+
+
+BEFORE: Mapping[str, object] = {"task_seeds": "by_index"}
+"""Keys that an earlier release did not have, and what its runs did without them."""
+
+
+class RestorableTasks(Protocol):
+    """A task source that can go on."""
+
+    def given(self, task: Task) -> None:
+        """Go past a task that was given out before."""
+
+    def requeue(self, task: Task) -> None:
+        """Put a task back."""
+
+    def restore(self, state: TaskSourceState) -> None:
+        """Go on from ``state``."""
+
+
+def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
+    """Refuse to go on where that must fail, before anything starts.
+
+    Raises:
+        ConfigError: Saying why, and how to mend it.
+    """
+    check_same_run(run_dir, config)
+    with run_lock(run_dir):
+        Checkpoints(run_dir, 1, _nobody_listens).expect_one()
+
+
+def settings_before(config: Mapping[str, object]) -> list[str]:
+    """Return what a config that an earlier release wrote leaves out, as ``KEY=VALUE``."""
+    return [f"{key}={value}" for key, value in BEFORE.items() if key not in config]
+
+
+def _nobody_listens(text: str) -> None:
+    """Tell nobody: nothing is set aside here."""
+
+
+def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
+    """Refuse to go on in a run with a config that makes another run of it.
+
+    Args:
+        run_dir: The run directory.
+        config: The resolved config to go on with.
+
+    Raises:
+        ConfigError: Naming the keys, or what is wrong with the journal.
+    """
+    try:
+        with JournalReader(run_dir) as journal:
+            recorded = journal.config()
+    except JournalError as e:
+        raise ConfigError(f"--resume {run_dir}: its journal cannot be gone on with: {e}") from e
+    now = dict(_flat(config))
+    before = {k: v for k, v in BEFORE.items() if k in now} | dict(_flat(recorded))
+    differing = [
+        f"{key} ({before[key]!r} in the run, {now.get(key)!r} now)"
+        for key in sorted(before)
+        if before[key] != now.get(key) and not _is_free(key)
+    ]
+    differing += _other_tasks(before, now)
+    if differing:
+        raise ConfigError(
+            f"--resume {run_dir}: this is the journal of another config: {'; '.join(differing)}. "
+            "Leave these as they were, or start a new run"
+        )
+
+
+def _other_tasks(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the keys by which other training tasks are held out for validation than before."""
+    keys = [f"evaluation.{key}" for key in ("every_batches", "validation_tasks")]
+    held_out = [
+        tuple(config.get(key) for key in keys[1:])
+        if config.get(keys[0]) is not None and config.get("evaluation.validation_split") is None
+        else None
+        for config in (before, now)
+    ]
+    if held_out[0] == held_out[1]:
+        return []
+    return [
+        f"{key} ({before.get(key)!r} in the run, {now.get(key)!r} now, which would hold out other "
+        "training tasks for validation)"
+        for key in (*keys, "evaluation.validation_split")
+        if before.get(key) != now.get(key)
+    ]
+
+
+def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> int:
+    """Bring a task source to where the journal ends, from where a checkpoint knew it.
+
+    All groups since are known to the journal and come again as themselves, so their tasks are gone
+    over here.
+
+    Returns:
+        How many tasks the run has put back so far.
+    """
+    source.restore(state.task_source)
+    num_requeued = 0
+    with JournalReader(run_dir) as journal:
+        for group_id, task, put_back in journal.source_history():
+            num_requeued += put_back
+            if put_back and num_requeued > state.num_requeued:
+                source.requeue(task)
+            elif not put_back and ordinal(group_id) >= state.next_ordinal:
+                source.given(task)
+    return num_requeued
+
+
+def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}[{i}]")
+    else:
+        yield prefix, list(value) if isinstance(value, tuple) else value
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith((f"{free}.", f"{free}[")) for free in FREE_KEYS)

@@ -1,1 +1,0 @@
-"""Updating the weights: batches, the trainer, checkpoints, and the warm start before RL."""

@@ -1,0 +1,258 @@
+"""From groups to minibatches and microbatches, on numpy.
+
+Takes: groups, and the advantage and signal rows of their samples. Gives: the same samples in
+canonical order, dealt to minibatches, and packed to a token budget. Never: imports torch, or lets
+the order in which groups arrived reach a number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rollart_core.contracts.algorithm import ZeroAdvantage
+from rollart_core.errors import BatchRefused
+from rollart_core.types import FloatArray, Group, IntArray, Sample
+
+
+@dataclass(slots=True)
+class BatchRow:
+    """One sample on its way through the trainer."""
+
+    sample: Sample
+    advantages: FloatArray
+    """``[T]``."""
+    group: int
+    """Position of its group in canonical order."""
+    staleness: int
+    """Of its trajectory, in versions."""
+    trajectory: int = 0
+    """Position of its trajectory in canonical order, over all groups."""
+    signals: dict[str, FloatArray] = field(default_factory=dict)
+    """Signal name -> ``[T]``."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any advantage differs from 0."""
+        return bool(np.any(self.advantages))
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The samples of one optimizer update."""
+
+    rows: tuple[BatchRow, ...]
+    """Those that go through the model."""
+    total_loss_tokens: int
+    total_samples: int
+    total_trajectories: int = 0
+    loss_scale: float = 1.0
+    """The loss is multiplied by it: below 1 where too few groups of the batch carry signal."""
+
+
+def canonical(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups by id and their members by index, whatever order they came in."""
+    ordered = sorted(groups, key=lambda g: g.group_id)
+    return [
+        replace(g, trajectories=tuple(sorted(g.trajectories, key=lambda t: t.ticket.index)))
+        for g in ordered
+    ]
+
+
+def make_rows(
+    groups: Sequence[Group], advantages: Sequence[FloatArray], policy_version: int
+) -> list[BatchRow]:
+    """Return one row a sample that has loss tokens, in the order of groups, members, samples.
+
+    Args:
+        groups: In canonical order.
+        advantages: One ``[T]`` row a sample, as the algorithm gave them.
+        policy_version: The trainer's version now.
+
+    Raises:
+        BatchRefused: When the advantages do not fit the samples or are not finite; when a sample's
+            first token is a loss token (nothing comes before it to predict it from); or when the
+            engine's logprobs of sampled tokens are not finite.
+    """
+    num_samples = sum(len(g.samples) for g in groups)
+    if len(advantages) != num_samples:
+        raise BatchRefused(f"the algorithm gave {len(advantages)} rows for {num_samples} samples")
+    rows: list[BatchRow] = []
+    given = iter(advantages)
+    members = [(position, t) for position, g in enumerate(groups) for t in g.trajectories]
+    for number, (position, trajectory) in enumerate(members):
+        staleness = policy_version - trajectory.oldest_version
+        for sample in trajectory.samples:
+            row = BatchRow(sample, next(given), position, staleness, number)
+            _check(row, groups[position].group_id)
+            if sample.num_loss_tokens:
+                rows.append(row)
+    return rows
+
+
+def attach(
+    name: str, rows: Sequence[BatchRow], samples: Sequence[Sample], given: Sequence[FloatArray]
+) -> None:
+    """Give each row its ``[T]`` of ``given``, which has one for each sample.
+
+    Args:
+        name: What they are called.
+        rows: Of those samples that have loss tokens, in their order.
+        samples: All.
+        given: One ``[T]`` a sample.
+
+    Raises:
+        BatchRefused: When they do not fit the samples, or are not finite at loss tokens.
+    """
+    shapes = [np.shape(row) for row in given]
+    if shapes != [s.token_ids.shape for s in samples]:
+        raise BatchRefused(f"{name} do not fit the samples: one [T] for each is asked for")
+    live = [np.asarray(row) for row, s in zip(given, samples, strict=True) if s.num_loss_tokens]
+    for row, values in zip(rows, live, strict=True):
+        check_finite(name, values, row.sample, f"number {row.group} of the batch")
+        row.signals[name] = values
+
+
+def num_effective_groups(rows: Sequence[BatchRow]) -> int:
+    """Return how many groups have any advantage other than 0."""
+    return len({row.group for row in rows if row.is_live})
+
+
+def split(
+    rows: Sequence[BatchRow],
+    num_minibatches: int,
+    policy: ZeroAdvantage,
+    *,
+    min_effective_groups: int | None = None,
+) -> list[Minibatch]:
+    """Deal rows to minibatches: whole groups, in order, as even as can be.
+
+    Args:
+        rows: In canonical order.
+        num_minibatches: At most this many; fewer when there are fewer groups.
+        policy: What becomes of samples whose advantages are all 0.
+        min_effective_groups: With fewer groups that have an advantage, the loss of all minibatches
+            is scaled by their number over this; None: it never is.
+    """
+    scale = 1.0
+    if min_effective_groups:
+        scale = min(1.0, num_effective_groups(rows) / min_effective_groups)
+    kept = [r for r in rows if policy != "drop" or r.is_live]
+    groups = sorted({r.group for r in kept})
+    parts = np.array_split(np.array(groups, dtype=np.int64), min(num_minibatches, len(groups)) or 1)
+    return [_minibatch([r for r in kept if r.group in set(part)], policy, scale) for part in parts]
+
+
+def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
+    """Return bins of indices by next-fit decreasing; ties keep their order.
+
+    Args:
+        costs: Tokens of each item; one above the budget gets a bin of its own.
+        budget: Most tokens a bin.
+    """
+    bins: list[list[int]] = []
+    room = -1
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        if costs[i] > room:
+            bins.append([])
+            room = budget
+        bins[-1].append(i)
+        room -= costs[i]
+    return bins
+
+
+def balance(costs: Sequence[int], budget: int, num_ranks: int) -> list[list[int]]:
+    """Return bins of near-equal cost, costliest first, equally many for each rank.
+
+    The greatest item goes to the emptiest bin (Graham 1969, LPT), in as few rounds of ``num_ranks``
+    bins as keep the budget. With fewer items than ranks there are fewer bins.
+
+    Args:
+        costs: Tokens of each item; one above the budget gets a bin of its own.
+        budget: Most tokens a bin.
+        num_ranks: Bins are a multiple of it.
+    """
+    largest_first = sorted(range(len(costs)), key=lambda i: -costs[i])
+    num_bins = num_ranks * max(1, -(-sum(costs) // (budget * num_ranks)))
+    while True:
+        emptiest: list[tuple[int, int, list[int]]] = [(0, b, []) for b in range(num_bins)]
+        for i in largest_first:
+            cost, b, members = emptiest[0]
+            heapq.heapreplace(emptiest, (cost + costs[i], b, [*members, i]))
+        if all(cost <= budget or len(members) == 1 for cost, _, members in emptiest):
+            break
+        num_bins += num_ranks
+    return [
+        members for cost, b, members in sorted(emptiest, key=lambda e: (-e[0], e[1])) if members
+    ]
+
+
+def level(bins: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
+    """Return bins in their order, the fullest halved until each rank gets equally many."""
+    levelled = list(bins)
+    while len(levelled) % num_ranks:
+        fullest = max(range(len(levelled)), key=lambda b: len(levelled[b]))
+        members = levelled[fullest]
+        if len(members) == 1:
+            break
+        half = len(members) // 2
+        levelled[fullest : fullest + 1] = [members[:half], members[half:]]
+    return levelled
+
+
+def imbalance(costs: Sequence[int], num_ranks: int) -> float:
+    """Return how much longer ranks in step take than if each round cost all of them the same.
+
+    Args:
+        costs: Of the bins, dealt to ranks in rounds.
+        num_ranks: Among how many.
+
+    Returns:
+        1 where nobody waits; ``num_ranks`` where one rank does everything.
+    """
+    rounds = [max(costs[i : i + num_ranks]) for i in range(0, len(costs), num_ranks)]
+    return num_ranks * sum(rounds) / max(1, sum(costs))
+
+
+def model_input(sample: Sample) -> IntArray:
+    """Return the tokens the model must read: all that come before the last loss token."""
+    return sample.token_ids[: int(np.flatnonzero(sample.loss_mask)[-1])]
+
+
+def _minibatch(rows: list[BatchRow], policy: ZeroAdvantage, scale: float) -> Minibatch:
+    forwarded = [r for r in rows if policy == "train" or r.is_live]
+    return Minibatch(
+        tuple(forwarded),
+        total_loss_tokens=sum(r.sample.num_loss_tokens for r in rows),
+        total_samples=len(rows),
+        total_trajectories=len({r.trajectory for r in rows}),
+        loss_scale=scale,
+    )
+
+
+def _check(row: BatchRow, group_id: str) -> None:
+    sample = row.sample
+    if row.advantages.shape != sample.token_ids.shape:
+        raise BatchRefused(
+            f"group {group_id}: advantages of shape {row.advantages.shape} for a sample of "
+            f"{sample.num_tokens} tokens"
+        )
+    if not np.isfinite(row.advantages).all():
+        raise BatchRefused(f"group {group_id}: advantages that are not finite")
+    if sample.num_tokens and sample.loss_mask[0]:
+        raise BatchRefused(f"group {group_id}: the first token of a sample cannot be a loss token")
+    check_finite("inference_logprobs", sample.inference_logprobs, sample, group_id)
+
+
+def check_finite(name: str, values: FloatArray, sample: Sample, group_id: str) -> None:
+    """Raise BatchRefused, naming the first, when values of loss tokens are not finite."""
+    bad = np.flatnonzero(sample.loss_mask & ~np.isfinite(values))
+    if len(bad):
+        raise BatchRefused(
+            f"group {group_id}: {name} of {len(bad)} sampled tokens are not finite (the first: "
+            f"{values[bad[0]]}, of token {sample.token_ids[bad[0]]} at {bad[0]}); no loss can be "
+            "computed from them"
+        )

@@ -1,0 +1,164 @@
+"""Extra modules: what an algorithm trains beside the policy, such as a critic.
+
+    samples --> backbone (the policy's own forward, or a second model) --> last hidden states [K, H]
+                                                                              |
+                                        head of each module (float32) --------+--> [K]
+
+Takes: the modules of an algorithm, and the policy. Gives: what they say of loss tokens, with
+gradient for a loss and without for a signal; their own AdamW; tensors for checkpoints. Never: is
+published: engines know nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.config.trainer import NormClip
+from rollart_core.config.training import Critic
+from rollart_core.training import checkpoint, distributed
+from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
+from rollart_core.training.policy import Policy
+from rollart_core.training.signals import computed_rows
+from rollart_core.types import FloatArray, Sample
+
+
+class ExtraModules:
+    """The extra modules of one algorithm, on this rank.
+
+    Args:
+        heads: As the algorithm gave them.
+        config: The ``critic`` section.
+        trainer: The ``trainer`` section, for all of the optimizer but its learning rate; of its
+            bounds only ``grad_clip`` holds for them.
+        policy: The policy.
+        backbone: A second model, with ``backbone: own``; else None.
+    """
+
+    def __init__(
+        self,
+        heads: dict[str, nn.Module],
+        config: Critic,
+        trainer: TrainerConfig,
+        *,
+        policy: Policy,
+        backbone: Policy | None,
+    ) -> None:
+        self._config = config
+        self._policy = policy
+        self._backbone = backbone
+        device = next(policy.model.parameters()).device
+        self._heads = {name: distributed.shard_head(h, device) for name, h in heads.items()}
+        self._began = False
+        ours = trainer.model_copy(update={"lr": config.lr, "clip": NormClip()})
+        self._optimizer = GuardedAdamW(self._parameters(), ours)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The signals they compute."""
+        return frozenset(self._heads)
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether they read the hidden states of the policy's own forward pass."""
+        return self._backbone is None
+
+    def begin(self) -> None:
+        """Let a second model begin as the policy is now; only the first call counts."""
+        if self._backbone is not None and not self._began:
+            with torch.no_grad():
+                now = checkpoint.named_tensors(self._policy.model)
+                for name, own in checkpoint.named_tensors(self._backbone.model).items():
+                    own.copy_(now[name])
+        self._began = True
+
+    def rows(self, name: str, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+        """Return what one module says of samples: ``[T]`` each, 0 where not ``loss_mask``."""
+
+        def compute(chosen: Sequence[Sample]) -> Tensor:
+            with torch.no_grad():
+                hidden = None if self._backbone else self._policy.hidden(chosen)
+                return self.says(chosen, hidden)[name]
+
+        reader = self._backbone or self._policy
+        found = computed_rows(compute, reader.microbatches, samples, budget)
+        for module in {reader.model, *self._heads.values()}:
+            distributed.reshard(module)
+        return found
+
+    def says(self, samples: Sequence[Sample], hidden: Tensor | None) -> dict[str, Tensor]:
+        """Return ``[K]`` of each module for the loss tokens of samples, with gradient.
+
+        Args:
+            samples: Each with loss tokens.
+            hidden: ``[K, H]`` of the policy's forward pass, where they read it.
+        """
+        if self._backbone is not None:
+            hidden = self._backbone.hidden(samples)
+        assert hidden is not None
+        if self._config.backbone == "detached":
+            hidden = hidden.detach()
+        return {name: head(hidden) for name, head in self._heads.items()}
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._optimizer.zero_grad()
+
+    def reduce_gradients(self, *, is_last: bool) -> None:
+        """Say whether the next backward pass is the last before an update."""
+        for module in self._modules():
+            distributed.reduce_gradients(module, is_last=is_last)
+
+    def is_finite(self) -> bool:
+        """Tell whether their gradients are: if not, nothing at all may be updated.
+
+        A collective call.
+        """
+        gradients = [p.grad for p in self._parameters().values() if p.grad is not None]
+        squares = [(gradient.float() ** 2).sum() for gradient in gradients]
+        total = sum((float(distributed.whole(s)) for s in squares), start=0.0)
+        return math.isfinite(total)
+
+    def alone(self, train_step: int) -> bool:
+        """Tell whether they alone learn in the train step that follows this one."""
+        return train_step < self._config.warmup_train_steps
+
+    def update(self, loss: float, progress: float | None) -> UpdateOutcome:
+        """Update with the gradients they hold, at a share of ``stop`` for the schedule."""
+        return self._optimizer.update(loss, progress=progress)
+
+    def state(self) -> checkpoint.State:
+        """Return what a checkpoint keeps of them; to be saved, or loaded into."""
+        tensors = {name: p.detach() for name, p in self._parameters().items()}
+        return {"extras": tensors, "extras_optimizer": self._optimizer.state()}
+
+    def go_on_from(self, train_step: int) -> None:
+        """Note that a checkpoint of that train step was loaded."""
+        self._optimizer.train_step, self._began = train_step, True
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply their learning rate from now on."""
+        self._optimizer.lr_factor = factor
+
+    def _modules(self) -> list[nn.Module]:
+        own = [self._backbone.model] if self._backbone else []
+        return [*own, *self._heads.values()]
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Return all by name: ``values.weight`` of a head, ``backbone.<name>`` of a second model.
+
+        The second model's output layer is never used; where it is the embedding, it is that.
+        """
+        found = {
+            f"{name}.{part}": p
+            for name, head in self._heads.items()
+            for part, p in head.named_parameters()
+        }
+        if self._backbone is not None:
+            for name, p in self._backbone.model.named_parameters(remove_duplicate=True):
+                found[f"backbone.{name}"] = p
+        return found

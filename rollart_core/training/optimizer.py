@@ -1,0 +1,176 @@
+"""AdamW with a schedule, clipped gradients, a bounded step, and a guard against bad numbers.
+
+    gradients -> norm -> not finite, or an outlier (trainer.clip): no update
+                      -> clip -> AdamW at lr * schedule -> KL above max_kl: undo, half the step
+
+Takes: parameters that hold gradients. Gives: one update, or none and why; several in a row whose
+loss or gradient is not finite are an error. Never: computes a loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.errors import TrainingDiverged
+from rollart_core.training import distributed
+from rollart_core.training.clipping import ClipDecision, make_clipping
+from rollart_core.training.schedule import lr_factor
+from rollart_core.training.step_kl import BoundedStep, bounded_step
+
+MAX_SKIPPED = 3
+"""So many updates in a row without a finite loss and gradient end the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """What became of one update."""
+
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    updated: bool
+    clip: ClipDecision | None = None
+    """None when loss or gradient were not finite."""
+    step: BoundedStep | None = None
+    """None when the KL of the step was not measured."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a report says of it."""
+        found = {
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "updated": float(self.updated),
+            "not_finite": float(self.clip is None),
+            "skipped": float(self.clip is not None and self.clip.skipped),
+        }
+        if self.clip is not None:
+            found["clipped"] = float(self.clip.clipped)
+            found["clip_threshold"] = self.clip.threshold
+        return {**found, **(self.step.metrics() if self.step else {})}
+
+
+class GuardedAdamW:
+    """AdamW over named parameters (arXiv:1711.05101, algorithm 2).
+
+    Args:
+        parameters: Name -> parameter; matrices decay, vectors do not.
+        config: Learning rate, warm-up, schedule, clipping, betas and so on.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], config: TrainerConfig) -> None:
+        self._config = config
+        self._parameters = parameters
+        self._skipped = 0
+        self.train_step = 0
+        """Updates taken so far."""
+        self.clipping = make_clipping(config)
+        self.lr_factor = 1.0
+        """What the configured learning rate is multiplied by."""
+        every = list(parameters.values())
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in every if p.dim() > 1]},
+            {"params": [p for p in every if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            groups,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def update(
+        self,
+        loss: float,
+        lr: float | None = None,
+        *,
+        progress: float | None = None,
+        holds: bool = False,
+        measure_kl: Callable[[], float] | None = None,
+    ) -> UpdateOutcome:
+        """Clip, check, and update with the gradients the parameters hold.
+
+        Args:
+            loss: The loss those gradients are of.
+            lr: Learning rate; None for the configured one with its warm-up and schedule.
+            progress: The used share of ``stop``, for a schedule over it.
+            holds: Leave the parameters as they are: the train step counts all the same.
+            measure_kl: Returns how far the parameters now are from those before; needs ``max_kl``.
+
+        Raises:
+            TrainingDiverged: At the third update in a row that is not finite.
+        """
+        lr = self._lr(progress) if lr is None else lr
+        parameters = list(self._parameters.values())
+        norms = distributed.gradient_norm(parameters)
+        norm = float(distributed.whole(norms))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._skip(loss, norm)
+            return UpdateOutcome(norm, lr, updated=False)
+        self._skipped = 0
+        clip = self.clipping.decide(norm)
+        if clip.skipped:
+            return UpdateOutcome(norm, lr, updated=False, clip=clip)
+        distributed.scale_gradients(parameters, clip.max_norm, norms)
+        step = None if holds else self._take(lr, measure_kl)
+        updated = step is None or step.taken
+        self.train_step += updated
+        return UpdateOutcome(norm, lr, updated=updated, clip=clip, step=step)
+
+    def go_on_from(self, train_step: int) -> None:
+        """Go on from a checkpoint that was loaded."""
+        self.train_step = train_step
+        self._skipped = 0
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the moments and step counts by parameter name; to be saved, or loaded into."""
+        for p in self._parameters.values():
+            if not self._adamw.state[p]:
+                self._adamw.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        return {name: dict(self._adamw.state[p]) for name, p in self._parameters.items()}
+
+    def _lr(self, progress: float | None) -> float:
+        config = self._config
+        scheduled = lr_factor(config.schedule, config.warmup_train_steps, self.train_step, progress)
+        return config.lr * scheduled * self.lr_factor
+
+    def _take(self, lr: float, measure_kl: Callable[[], float] | None) -> BoundedStep | None:
+        """Take the step; with ``measure_kl``, only as much of it as ``max_kl`` allows."""
+
+        def step(scale: float) -> None:
+            for group in self._adamw.param_groups:
+                group["lr"] = lr * scale
+            self._adamw.step()
+
+        if measure_kl is None:
+            step(1.0)
+            return None
+        assert self._config.max_kl is not None
+        moments = [tensor for of_one in self.state().values() for tensor in of_one.values()]
+        tensors = [*self._parameters.values(), *moments]
+        return bounded_step(step, measure_kl, tensors, self._config.max_kl)
+
+    def _skip(self, loss: float, norm: float) -> None:
+        self._skipped += 1
+        if self._skipped >= MAX_SKIPPED:
+            raise TrainingDiverged(
+                f"{self._skipped} updates in a row were not finite (loss {loss}, gradient norm "
+                f"{norm}) after train_step {self.train_step}: lower trainer.lr (it is "
+                f"{self._config.lr}) or trainer.grad_clip, or look at the rewards"
+            )

@@ -1,0 +1,553 @@
+"""The trainer: from whole groups to updated weights.
+
+    groups ──canonical order──> advantages (algorithm) ──> minibatches, one an update
+                                                               │
+          publish(N+1) <── weights <── AdamW <── gradients <── microbatches: forward, loss, backward
+
+Takes: groups (or demonstrations), plain records and numpy. Gives: reports of numbers; weights leave
+it through the weight channel. Never: generates, talks to an environment, or lets a tensor of torch
+through its methods, so that it can live in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rollart_core.config.auxiliary_models import ALONE, AuxiliaryModels, check_auxiliary_models
+from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.config.trainer import NormClip
+from rollart_core.config.training import LoRA
+from rollart_core.contracts.algorithm import Algorithm
+from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.errors import BatchRefused, text_of
+from rollart_core.training import batch, checkpoint, distributed, process_group
+from rollart_core.training.batch import BatchRow, Minibatch
+from rollart_core.training.batch_metrics import batch_metrics, value_metrics
+from rollart_core.training.extras import ExtraModules
+from rollart_core.training.loading import load_model as load_model
+from rollart_core.training.loading import load_on_device
+from rollart_core.training.lora import put_adapters, trained_weights
+from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, spread
+from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
+from rollart_core.training.policy import Policy, choose_attention, make_policy
+from rollart_core.training.recompute import recompute_activations
+from rollart_core.training.reference import ReferencePolicy
+from rollart_core.training.report import TrainStepReport
+from rollart_core.training.shaping import RewardShaper
+from rollart_core.training.signals import (
+    TEACHER,
+    LazySignals,
+    check_known,
+    signal_rows,
+    teacher_rows,
+)
+from rollart_core.training.step_kl import StepKL
+from rollart_core.types import FloatArray, Group, Sample
+from rollart_cpu.training.kernels import TorchOps
+from rollart_cpu.training.native import native_ops
+
+CLIP_HISTORY = "clip_history"
+"""What a checkpoint calls the norms that ``trainer.clip`` has seen."""
+
+
+class Trainer:
+    """Updates one policy. One object a rank; every rank is given the same batches.
+
+    Args:
+        config: The ``trainer`` section of the run.
+        algorithm: Gives advantages and the loss.
+        model_path: A local folder or a hub id.
+        dtype: Of published and exported weights; the trainer's own are float32.
+        device: ``auto`` takes CUDA where it is.
+        channel: Where :meth:`publish` puts the weights.
+        temperature: What the inference engine samples at; logits are divided by it.
+        deterministic: Equal batches give equal losses, bit for bit.
+        seed: Of torch's random numbers.
+        beside: What there is beside the policy: critic, reference, teacher, shaping.
+
+    Raises:
+        ConfigError: When ``model_path`` is no causal language model, or the algorithm requires
+            signals this trainer does not compute.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        *,
+        model_path: str,
+        dtype: str = "float32",
+        device: str = "auto",
+        channel: WeightChannel | None = None,
+        temperature: float = 1.0,
+        deterministic: bool = False,
+        seed: int = 0,
+        beside: AuxiliaryModels = ALONE,
+    ) -> None:
+        if deterministic:  # cuBLAS reads it at its first use, and some torch wants it said
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.manual_seed(seed)
+        self._config = config
+        self._algorithm = algorithm
+        self._channel = channel
+        self._deterministic = deterministic
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._device = _device(device)
+        self._model_path = model_path
+        self._temperature = temperature
+        self._nearby = beside
+        self._shaper = RewardShaper.of(beside.shapings)
+        self._adapts_later = beside.warms_whole
+        self._take_model(None if self._adapts_later else beside.lora)
+
+    def _take_model(self, lora: LoRA | None) -> None:
+        """Load the model, and begin anew with all that depends on it."""
+        beside = self._nearby
+        self._model = self._load(recompute=self._config.activation_checkpointing, lora=lora)
+        self._weights = trained_weights(self._model, lora, self._model_path)
+        self._policy = self._make_policy(self._model, self._temperature)
+        self._optimizer = self._new_optimizer()
+        self._supervisor: GuardedAdamW | None = None
+        self._progress: float | None = None
+        self._reference = ReferencePolicy(
+            self._policy, self._weights, load=self._load_other, named=beside.reference
+        )
+        self._extras = self._new_extras()
+
+    @property
+    def train_step(self) -> int:
+        """Optimizer updates of RL so far."""
+        return self._optimizer.train_step
+
+    def train_batch(
+        self, groups: Sequence[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[TrainStepReport]:
+        """Learn from a batch of groups.
+
+        Args:
+            groups: In any order; their order never reaches a number.
+            policy_version: The version of the weights now.
+            progress: The used share of ``stop``, in [0, 1]; for a schedule over it.
+
+        Returns:
+            One report an optimizer update; one with ``updated`` 0 when no sample teaches anything.
+
+        Raises:
+            BatchRefused: When the algorithm refuses the groups, or its advantages do not fit them.
+            TrainingDiverged: When three updates in a row were not finite.
+        """
+        began = time.perf_counter()
+        self._supervisor, self._progress = None, progress
+        if self._extras:
+            self._extras.begin()
+        with self._determinism():
+            rows, minibatches = self._prepare(groups, policy_version)
+            shared = {**batch_metrics(rows), **value_metrics(rows)}
+            reports = []
+            for n, minibatch in enumerate(minibatches):
+                metrics = self._update(minibatch, policy_version, is_first=n == 0)
+                metrics["train_s"] = time.perf_counter() - began
+                metrics["tokens_per_s"] = metrics["tokens"] / metrics["train_s"]
+                began = time.perf_counter()
+                reports.append(
+                    TrainStepReport(self.train_step, policy_version, {**shared, **metrics})
+                )
+        return reports
+
+    def supervise(self, samples: Sequence[Sample], lr: float) -> dict[str, float]:
+        """Take one supervised step: mean cross-entropy of the loss tokens, at temperature 1.
+
+        Its AdamW state lives until the first :meth:`train_batch`.
+
+        Args:
+            samples: Demonstrations; ``loss_mask`` says what to learn.
+            lr: Learning rate of this step.
+
+        Raises:
+            ValueError: When no sample has a loss token.
+        """
+        began = time.perf_counter()
+        live = [s for s in samples if s.num_loss_tokens]
+        if not live:
+            raise ValueError("no sample has a loss token: there is nothing to learn")
+        self._supervisor = self._supervisor or self._new_optimizer(clip=NormClip())
+        total = sum(s.num_loss_tokens for s in live)
+        loss = torch.zeros((), device=self._device)
+        with self._determinism(), self._policy.at_temperature(1.0):
+            self._supervisor.zero_grad()
+            shares = self._share(live)
+            for n, (members, is_real) in enumerate(shares, 1):
+                distributed.reduce_gradients(self._model, is_last=n == len(shares))
+                logprobs, _ = self._policy.logprobs([live[i] for i in members])
+                part = -logprobs.sum() / total * is_real
+                _backward(part * distributed.world_size())
+                loss += part.detach()
+            mean = float(distributed.all_sum(loss))
+            outcome = self._supervisor.update(mean, lr)
+        wall_s = time.perf_counter() - began
+        tokens = sum(s.num_tokens for s in live)
+        return {
+            "loss": mean,
+            "grad_norm": outcome.grad_norm,
+            "lr": lr,
+            "updated": float(outcome.updated),
+            "tokens": float(tokens),
+            "loss_tokens": float(total),
+            "tokens_per_s": tokens / wall_s,
+            "train_s": wall_s,
+        }
+
+    def publish(self, policy_version: int) -> Publication:
+        """Put the weights on the channel, under transformers' names; a tied head is left out.
+
+        Sharded ones are made whole one by one, already in the dtype published: no rank holds the
+        whole model for it.
+
+        Raises:
+            RuntimeError: When the trainer was built without a channel.
+        """
+        if self._channel is None:
+            raise RuntimeError("this trainer has no weight channel to publish on")
+        tensors = self._weights.published(self._dtype)
+        publication = Publication(policy_version, 0, 0.0)
+        with distributed.together():
+            try:
+                if distributed.rank() == 0:
+                    publication = self._channel.publish(policy_version, tensors)
+            finally:
+                for _ in tensors:  # every rank takes part in making each whole
+                    pass
+        return publication
+
+    def begin_adapters(self) -> None:
+        """End a warm start of the whole model, and put adapters on what it has made.
+
+        That takes the place of the model in its folder: there engines, and a trainer that goes on
+        from a checkpoint, find the base.
+        """
+        self.export_hf(self._model_path, self._model_path)
+        self._adapts_later = False
+        self._take_model(self._nearby.lora)
+
+    def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
+        """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
+        if "ref_logprobs" in self._algorithm.requires:
+            self._reference.begin()  # also in a checkpoint from before the first batch
+        if self._extras:
+            self._extras.begin()
+        if train_step is not None:
+            self._optimizer.train_step = train_step
+        checkpoint.save(path, self._state(policy_version))
+
+    def load(self, path: str) -> tuple[int, int]:
+        """Load what :meth:`save` saved; return its policy_version and train_step.
+
+        Raises:
+            ConfigError: When ``path`` holds no checkpoint, or one of another model.
+        """
+        if self._adapts_later:  # what RL begins with is in the model's folder now
+            self._adapts_later = False
+            self._take_model(self._nearby.lora)
+        if "ref_logprobs" in self._algorithm.requires:
+            self._reference.begin()
+        state = self._state(0)
+        checkpoint.load(path, state, optional=(CLIP_HISTORY,))
+        self._weights.check_loaded(state, path)
+        counters = state["counters"]
+        assert isinstance(counters, Tensor)
+        policy_version, train_step = (int(c) for c in counters)
+        self._optimizer.go_on_from(train_step)
+        if isinstance(history := state.get(CLIP_HISTORY), Tensor):
+            self._optimizer.clipping.load_state(history.tolist())
+        if self._extras:
+            self._extras.go_on_from(train_step)
+        return policy_version, train_step
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Multiply the learning rates of the policy and of extra modules from now on.
+
+        Args:
+            factor: Of the rates that are configured; it replaces the one before.
+        """
+        self._optimizer.lr_factor = factor
+        if self._extras:
+            self._extras.set_lr_factor(factor)
+
+    def export_hf(self, path: str, tokenizer_path: str | None = None) -> None:
+        """Write a folder that transformers loads, with the files of the tokenizer."""
+        tensors = checkpoint.on_first_rank(self._weights.whole(self._dtype))
+        checkpoint.export_hf(path, self._model, tensors, tokenizer_path)
+        self._weights.export_with_adapters(path)
+
+    def close(self) -> None:
+        """Free the channel and leave the other ranks; may be called twice."""
+        if self._channel is not None:
+            self._channel.close()
+        process_group.leave()
+
+    def _prepare(
+        self, groups: Sequence[Group], policy_version: int
+    ) -> tuple[list[BatchRow], list[Minibatch]]:
+        """Return all rows, and the minibatches with the signals they need."""
+        ordered = self._shaper.shape(batch.canonical(groups))
+        samples = [s for g in ordered for s in g.samples]
+        requires = self._algorithm.requires
+        signals = LazySignals(requires, lambda name: self._signal(name, samples))
+        try:
+            advantages = self._algorithm.advantages(ordered, signals)
+            targets = self._algorithm.targets(ordered, signals)
+        except ValueError as e:
+            raise BatchRefused(f"{type(self._algorithm).__name__}: {text_of(e)}") from e
+        rows = batch.make_rows(ordered, advantages, policy_version)
+        self._attach_targets(rows, samples, targets)
+        minibatches = batch.split(
+            rows,
+            self._config.updates_per_batch,
+            self._algorithm.zero_advantage,
+            min_effective_groups=self._algorithm.min_effective_groups,
+        )
+        for name in sorted(requires):
+            known = signals.known(name)
+            if known is not None:
+                batch.attach(name, rows, samples, known)
+                continue
+            # The first update starts from the proximal weights: its own forward gives the signal.
+            skip = 1 if name == "proximal_logprobs" else 0
+            self._attach(name, [r for m in minibatches[skip:] for r in m.rows])
+        return rows, minibatches
+
+    def _attach(self, name: str, rows: Sequence[BatchRow]) -> None:
+        values = self._signal(name, [r.sample for r in rows])
+        for row, value in zip(rows, values, strict=True):
+            if name in ("ref_logprobs", TEACHER):  # those of a model that no update will mend
+                batch.check_finite(name, value, row.sample, f"number {row.group} of the batch")
+            row.signals[name] = value
+
+    def _attach_targets(
+        self,
+        rows: Sequence[BatchRow],
+        samples: Sequence[Sample],
+        targets: Mapping[str, Sequence[FloatArray]],
+    ) -> None:
+        """Give each row what the algorithm wants its loss to be told."""
+        if taken := sorted(set(targets) & self._algorithm.requires):
+            raise BatchRefused(f"the algorithm gave targets named like signals: {', '.join(taken)}")
+        for name, given in targets.items():
+            batch.attach(name, rows, samples, given)
+
+    def _signal(self, name: str, samples: Sequence[Sample]) -> list[FloatArray]:
+        budget = self._config.max_tokens_per_microbatch
+        if name == TEACHER:
+            return teacher_rows(samples)
+        if self._extras and name in self._extras.names:
+            return self._extras.rows(name, samples, budget)
+        if name == "ref_logprobs":
+            with self._reference.in_place() as policy:
+                return signal_rows(policy, samples, budget)
+        return signal_rows(self._policy, samples, budget, entropy=name == "entropy")
+
+    def _update(
+        self, minibatch: Minibatch, policy_version: int, *, is_first: bool
+    ) -> dict[str, float]:
+        """Take one optimizer update and return its metrics."""
+        sums = MetricSums()
+        if not minibatch.rows:
+            nothing = {"loss": 0.0, "updated": 0.0, "tokens": 0.0}
+            return {**sums.finish(), **nothing, "num_updates": float(self.train_step)}
+        samples = [r.sample for r in minibatch.rows]
+        computed_before = self._policy.computed_tokens
+        self._optimizer.zero_grad()
+        if self._extras:
+            self._extras.zero_grad()
+        shares, step_kl = self._share(samples), self._new_step_kl(samples)
+        for n, (members, is_real) in enumerate(shares, 1):
+            distributed.reduce_gradients(self._model, is_last=n == len(shares))
+            part = loss_batch(minibatch, members, policy_version, self._device)
+            chosen = [samples[i] for i in members]
+            values, entropy, hidden = self._policy.outputs(
+                chosen,
+                hidden=self._wants_hidden,
+                entropy_gradient=self._algorithm.wants_entropy,
+            )
+            logprobs = spread(values, part.loss_mask)
+            if step_kl is not None and is_real:
+                step_kl.see(members, chosen, values)
+            part.outputs = self._said(chosen, hidden, part.loss_mask, is_last=n == len(shares))
+            if self._algorithm.wants_entropy:
+                part.outputs = {**part.outputs, "entropy": spread(entropy, part.loss_mask)}
+            if is_first and "proximal_logprobs" in self._algorithm.requires:
+                part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
+            loss, metrics = self._algorithm.loss(logprobs, part)
+            loss = loss * minibatch.loss_scale
+            _backward(loss * is_real * distributed.world_size())
+            mismatch = mismatch_sums(logprobs, part)
+            entropies = {"loss": loss, "entropy": entropy.sum()}
+            sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
+        computed = torch.tensor(self._policy.computed_tokens - computed_before)
+        metrics_now = sums.finish()
+        outcome = self._step(metrics_now["loss"], step_kl)
+        return {
+            **metrics_now,
+            **outcome.metrics(),
+            "num_updates": float(self.train_step),
+            "tokens": float(sum(s.num_tokens for s in samples)),
+            "computed_tokens": float(distributed.all_sum(computed)),
+            **self._waiting(samples),
+        }
+
+    def _said(
+        self, samples: Sequence[Sample], hidden: Tensor | None, mask: Tensor, *, is_last: bool
+    ) -> dict[str, Tensor]:
+        """Return what the extra modules say of samples now, ``[N]`` with gradient."""
+        if self._extras is None:
+            return {}
+        self._extras.reduce_gradients(is_last=is_last)
+        said = self._extras.says(samples, hidden)
+        return {name: spread(values, mask) for name, values in said.items()}
+
+    def _step(self, loss: float, step_kl: StepKL | None) -> UpdateOutcome:
+        """Update policy and extra modules with the gradients they hold: both, or neither."""
+        progress, measure_kl = self._progress, step_kl.measure if step_kl else None
+        if self._extras is None:
+            return self._optimizer.update(loss, progress=progress, measure_kl=measure_kl)
+        if not self._extras.is_finite():
+            loss = math.nan
+        outcome = self._optimizer.update(
+            loss,
+            progress=progress,
+            holds=self._extras.alone(self.train_step),
+            measure_kl=measure_kl,
+        )
+        if outcome.updated:
+            self._extras.update(loss, progress)
+        return outcome
+
+    def _new_step_kl(self, samples: Sequence[Sample]) -> StepKL | None:
+        """Return what measures the KL of an update; None where there is no bound on it."""
+        if self._config.max_kl is None:
+            return None
+        return StepKL(samples, self._policy, self._config.max_tokens_per_microbatch)
+
+    @property
+    def _wants_hidden(self) -> bool:
+        return self._extras is not None and self._extras.reads_policy
+
+    def _share(self, samples: Sequence[Sample]) -> list[distributed.Share]:
+        """Return this rank's microbatches of an update."""
+        return distributed.share(self._bins(samples))
+
+    def _bins(self, samples: Sequence[Sample]) -> list[list[int]]:
+        budget = self._config.max_tokens_per_microbatch
+        return self._policy.microbatches(samples, budget, distributed.world_size())
+
+    def _waiting(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return how evenly the tokens of an update lie on the ranks; nothing on one rank."""
+        if distributed.world_size() == 1:
+            return {}
+        costs = [sum(len(batch.model_input(samples[i])) for i in b) for b in self._bins(samples)]
+        return {"rank_imbalance": batch.imbalance(costs, distributed.world_size())}
+
+    def _state(self, policy_version: int) -> checkpoint.State:
+        state: checkpoint.State = {
+            **self._weights.kept(),
+            "optimizer": self._optimizer.state(),
+            "counters": torch.tensor([policy_version, self.train_step]),
+        }
+        if history := self._optimizer.clipping.state():
+            state[CLIP_HISTORY] = torch.tensor(history, dtype=torch.float64)
+        if self._extras is not None:
+            state.update(self._extras.state())
+        if self._shaper.shapings:
+            state["shaping"] = torch.from_numpy(self._shaper.statistics)  # loaded in place
+        state.update(self._reference.kept())
+        return state
+
+    def _load_other(self, path: str | None) -> Policy:
+        """Return another model as a policy; None: that of the run, as it lies in its files."""
+        return self._make_policy(self._load(path), self._temperature)
+
+    def _new_extras(self) -> ExtraModules | None:
+        """Return the extra modules of the algorithm; None when it has none.
+
+        Raises:
+            ConfigError: When algorithm and run do not go together.
+        """
+        algorithm, beside = self._algorithm, self._nearby
+        heads = algorithm.extra_modules(self._policy.hidden_size)
+        check_known(algorithm.requires, frozenset(heads), has_teacher=beside.has_teacher)
+        check_auxiliary_models(beside, algorithm.requires, frozenset(heads))
+        if not heads:
+            return None
+        assert beside.critic is not None
+        backbone = None
+        if beside.critic.backbone == "own":
+            model = self._load(recompute=self._config.activation_checkpointing)
+            backbone = self._make_policy(model, 1.0)
+        return ExtraModules(
+            heads, beside.critic, self._config, policy=self._policy, backbone=backbone
+        )
+
+    def _load(
+        self, path: str | None = None, *, recompute: bool = False, lora: LoRA | None = None
+    ) -> torch.nn.Module:
+        def prepare(model: torch.nn.Module) -> None:
+            if lora is not None:
+                put_adapters(model, lora, self._model_path)
+            if recompute:
+                recompute_activations(model)
+
+        return load_on_device(
+            path or self._model_path, self._device, bfloat16=self._bfloat16, prepare=prepare
+        )
+
+    def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
+        size = distributed.world_size()
+        autocast = self._bfloat16 and size == 1  # FSDP2 casts by itself what it gathers
+        recompute = self._config.activation_checkpointing
+        road = choose_attention(model, world_size=size, autocast=autocast, recompute=recompute)
+        return make_policy(road, model, temperature, autocast=autocast, ops=self._ops())
+
+    @property
+    def _bfloat16(self) -> bool:
+        """Whether matrix products are computed in bfloat16."""
+        return self._config.autocast == "bfloat16" or self._dtype == torch.bfloat16
+
+    def _ops(self) -> TorchOps | None:
+        """Return the functions in C where the config and the device allow it; None for torch's."""
+        if self._config.kernels == "torch" or self._device.type != "cpu":
+            return None
+        return native_ops(required=self._config.kernels == "native")
+
+    def _new_optimizer(self, **changes: object) -> GuardedAdamW:
+        config = self._config.model_copy(update=changes)
+        return GuardedAdamW(self._weights.parameters(), config)
+
+    @contextlib.contextmanager
+    def _determinism(self) -> Iterator[None]:
+        """Make torch refuse kernels whose result depends on chance, where the run asks for it."""
+        if not self._deterministic:
+            yield
+            return
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+def _backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
