@@ -64,7 +64,7 @@ class Closure:
         tree = ast.parse(path.read_bytes(), str(path))
         for name in self._names(path, tree):
             yield from self._modules(name)
-        if path == self._root / "rollart_core" / "plugins.py":
+        if path == self._root / "rollart_core" / "plugins" / "manager.py":
             yield from self._plugins()
         # Fixtures reach a test without an import.
         yield from (

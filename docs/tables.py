@@ -60,6 +60,14 @@ FOLDERS = (
     "rewards/rollart_rewards",
     "algorithms/rollart_algorithms",
     "plugins/rollart_plugins",
+    "plugins/rollart_bench",
+    "plugins/rollart_cpu",
+    "plugins/rollart_planner",
+    "plugins/rollart_ray",
+    "plugins/rollart_registry",
+    "plugins/rollart_sandboxes",
+    "plugins/rollart_testing",
+    "plugins/rollart_view",
 )
 CONFIG = (
     config,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rollart_core.plugins import old_names
+
 if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
 
@@ -17,6 +19,9 @@ PLUGIN_API: Final = 2
 """The version of the plugin API that this RollArt speaks; a spec for a newer one is refused."""
 OLDEST_PLUGIN_API: Final = 1
 """The oldest version for which a plugin may be written and still works; see docs/plugin-api.md."""
+
+
+old_names.install()
 
 
 def make(env_id: str, /, **options: object) -> TextEnv:

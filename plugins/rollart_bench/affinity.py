@@ -3,8 +3,8 @@
 Environments that read much and write little, and others that write much and read little, at once,
 over engines of two classes: one rich in arithmetic, one rich in bandwidth. Controller, scheduler,
 router, env pool and episodes are the real ones; engines wait as long as a device of theirs would
-(:mod:`rollart_testing.modelled_engine`), and a trainer that takes no time trains. All placements run
-at the same time, each with parts of its own, so that whatever disturbs one disturbs all.
+(:mod:`rollart_testing.modelled_engine`), and a trainer that takes no time trains. All placements
+run at the same time, each with parts of its own, so that whatever disturbs one disturbs all.
 
 Takes: ``short``, ``seconds``, ``seeds``, ``faster``. Gives: trajectories/s of `affinity` beside
 `colocate`, `random` and an even spread, and beside what ``rollart plan`` expects. Never: uses a

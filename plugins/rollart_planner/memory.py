@@ -41,7 +41,7 @@ from rollart_planner.workload import held_tokens
 TRAIN_SHARE = 0.9
 """Share of a device's memory that a rank may plan with; the rest is CUDA's, NCCL's and lost."""
 WHOLE_GRADIENT_BYTES = 2 * 2**30
-"""As :data:`rollart_core.training.distributed.WHOLE_GRADIENT_BYTES`, which needs torch to be read."""
+"""As ``WHOLE_GRADIENT_BYTES`` of ``rollart_core.training.distributed``, without torch."""
 MOST_RANKS = 4096
 """With more than so many ranks nothing is tried."""
 

@@ -74,7 +74,7 @@ COMMANDS: dict[str, Command] = {
         "rollart play webshop --task 3 --split test",
     ),
     "check": Command(
-        f"{_HERE}.check:check_command",
+        "rollart_testing.cli:check_command",
         "Check a plugin, a project folder or a wheel: static, runtime and semantic.",
         "rollart check webshop/WebShop-v1",
     ),
@@ -89,12 +89,12 @@ COMMANDS: dict[str, Command] = {
         "rollart diagnose runs/hello-20260101-120000",
     ),
     "plot": Command(
-        f"{_HERE}.plot:plot",
+        "rollart_view.cli.plot:plot",
         "Draw the course of runs: reward, success, staleness, tokens a second, loss.",
         "rollart plot runs/hello-20260101-120000 --out hello.svg",
     ),
     "export": Command(
-        f"{_HERE}.export:export",
+        "rollart_view.cli.export:export",
         "Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
         "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
     ),
@@ -104,27 +104,27 @@ COMMANDS: dict[str, Command] = {
         "rollart scale runs/hello-20260101-120000 engines=2",
     ),
     "plan": Command(
-        f"{_HERE}.plan:plan",
+        "rollart_planner.cli:plan",
         "Show where a run's parts would go on a cluster, why, and the rates to expect.",
         "rollart plan examples/mix.yaml --cluster examples/clusters/two_kinds.yaml --mapper cost",
     ),
     "registry": Command(
-        f"{_HERE}.registry:app",
+        "rollart_registry.cli:app",
         "Publish to a community registry, install from one, or run one.",
         "rollart registry install acme/Maze-v1 --registry https://rollart.example.org",
     ),
     "bench": Command(
-        f"{_HERE}.bench:bench",
+        "rollart_bench.cli:bench",
         "Run a benchmark, ours beside a peer's; without a name, list them.",
         "rollart bench engine --json",
     ),
     "sandbox": Command(
-        f"{_HERE}.sandbox:app",
+        "rollart_sandboxes.cli.sandbox:app",
         "See which boxes live, remove what killed runs left, find out which walls work here.",
         "rollart sandbox doctor",
     ),
     "build": Command(
-        f"{_HERE}.build:build",
+        "rollart_sandboxes.cli.build:build",
         "Build the image in which an environment runs with isolation: docker.",
         "rollart build ./acme-maze",
     ),

@@ -1,8 +1,8 @@
 """From a YAML file and ``key=value`` overrides to a checked :class:`RunConfig`, and back.
 
 Takes: a path, overrides. Gives: a RunConfig that holds together by itself, or one ConfigError with
-a line for every problem. Never: imports torch or a plugin's code (:mod:`rollart_core.config.resolve` does
-the latter).
+a line for every problem. Never: imports torch or a plugin's code
+(:mod:`rollart_core.config.resolve` does the latter).
 """
 
 from __future__ import annotations

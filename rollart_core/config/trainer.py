@@ -1,7 +1,8 @@
 """The ``trainer`` section of a run config: AdamW, its schedule, clipping, and how it computes.
 
 Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config. Never: imports torch, or knows another section (:mod:`rollart_core.config.validation.schedule` does).
+config. Never: imports torch, or knows another section
+(:mod:`rollart_core.config.validation.schedule` does).
 """
 
 from __future__ import annotations

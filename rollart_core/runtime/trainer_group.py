@@ -37,8 +37,8 @@ class TrainerGroup:
     Args:
         new_worker: From a rank to a fresh, unstarted part.
         num_ranks: How many.
-        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, for all ranks alike.
-        host: Where the other ranks reach rank 0; None: the address of the machine it is on.
+        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, for all ranks
+        alike. host: Where the other ranks reach rank 0; None: the address of the machine it is on.
         own_devices: Whether each rank's process sees the devices that it has, and no others.
         watch: Gets each rank once it is built; pings, for one.
     """

@@ -80,7 +80,7 @@ class RunState:
     """Each group that was begun and neither trained nor dropped; the journal knows more of it."""
     train_wall_s: float
     validations: Sequence[Mapping[str, Any]] = ()
-    """Those so far, as :meth:`rollart_core.scheduling.validations.Validation.as_dict` gives them."""
+    """Those so far, as ``Validation.as_dict`` of ``scheduling.validations`` gives them."""
     guard: Mapping[str, Any] = field(default_factory=dict)
     """What the guard knows of the batches so far; nothing when it is off."""
     lr_factor: float = 1.0

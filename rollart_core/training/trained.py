@@ -1,8 +1,8 @@
 """What of a model is trained, kept in checkpoints, and published.
 
 Takes: a model. Gives: the parameters an optimizer updates, and tensors for checkpoints, engines and
-folders. Never: computes with them. Here it is the whole model; :mod:`rollart_core.training.lora` has
-another.
+folders. Never: computes with them. Here it is the whole model; :mod:`rollart_core.training.lora`
+has another.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def test_loading_a_config_imports_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("env: webshop\nmodel: {kind: new}\nstop: {batches: 2}\n")
     code = (
-        "import sys; from rollart_core.config.load import load_config; import rollart_core.config.resolve;"
+        "import sys; from rollart_core.config.load import load_config;"
+        "import rollart_core.config.resolve;"
         f"load_config({str(path)!r}); heavy = {{'torch', 'transformers', 'ray', 'docker'}};"
         "print(sorted(heavy & set(sys.modules)))"
     )

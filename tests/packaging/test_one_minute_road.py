@@ -105,7 +105,8 @@ def test_a_wheel_of_the_scaffold_has_its_manifest(shell: Shell) -> None:
     shell("rollart new-env acme-shipped --non-interactive")
     shell("pip wheel -q --no-deps --no-build-isolation -w dist ./acme-shipped")
     code = (
-        "from pathlib import Path; from rollart_core.plugins.manifest import read_wheel_manifests as r;"
+        "from pathlib import Path;"
+        "from rollart_core.plugins.manifest import read_wheel_manifests as r;"
         "print(*r(next(Path('dist').glob('*.whl'))))"
     )
     assert shell(f'python -c "{code}"').strip() == "acme_shipped"

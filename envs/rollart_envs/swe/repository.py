@@ -1,8 +1,8 @@
 """Repositories of tasks: the tree at the base commit, exported on the host.
 
-Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a :class:`RepositoryTree`, an
-archive of files without history. Never: runs a repository's hooks, filters or attributes, writes
-to a mirror, or lets history out: the fix is in it.
+Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a
+:class:`RepositoryTree`, an archive of files without history. Never: runs a repository's hooks,
+filters or attributes, writes to a mirror, or lets history out: the fix is in it.
 
 A mirror of ``owner/name`` is looked for as ``owner__name``, ``owner/name`` and ``name``, bare or
 not, with or without ``.git``. A folder that is no git repository is taken as it stands. A row may

@@ -1,7 +1,8 @@
 """A stock clerk: two questions to a tool, one answer. The smallest environment with tools.
 
-Takes: actions as ``rollart_core.rollout.tools`` writes them. Gives: 1 for the right answer, 0 for another,
-and for none within the episode. Never: tells the numbers in any other way than by its tool.
+Takes: actions as ``rollart_core.rollout.tools`` writes them. Gives: 1 for the right answer, 0 for
+another, and for none within the episode. Never: tells the numbers in any other way than by its
+tool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A foreign package in a process of its own: one for each interpreter and adapter, shared by seats.
 
-Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteEnvProcess`, which
-answers as a :class:`rollart_sandboxes.isolation.server.EnvSlot` does. Never: outlives its last seat; a
-process that dies fails the calls that wait on it, and the next reset begins with a new one.
+Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteEnvProcess`,
+which answers as a :class:`rollart_sandboxes.isolation.server.EnvSlot` does. Never: outlives its
+last seat; a process that dies fails the calls that wait on it, and the next reset begins with a new
+one.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class DistributedTransport(WeightTransport):
         return list(self._session.buckets(moved))
 
     async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightTransport.send`; a server that refuses leaves a broadcast nobody takes."""
+        """See :meth:`WeightTransport.send`; if a server refuses, nobody receives the broadcast."""
         if self._group is None:
             await self._join()
         async with self._session.update():

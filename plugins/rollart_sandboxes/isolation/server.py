@@ -1,7 +1,7 @@
 """The env server: environments of one session module, in this process or in one of their own.
 
-Takes: the path of a session module, which is :mod:`rollart_sandboxes.isolation.session` for any of our
-environments and one of :mod:`rollart_plugins.adapters.sessions` for a foreign package. Gives:
+Takes: the path of a session module, which is :mod:`rollart_sandboxes.isolation.session` for any of
+our environments and one of :mod:`rollart_plugins.adapters.sessions` for a foreign package. Gives:
 seats, one for each environment, that answer in plain values; as a script, the same over JSON lines
 on stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or
 ``{"id", "error"}``. Never: needs more than Python 3.8 and the standard library, nor outlives its

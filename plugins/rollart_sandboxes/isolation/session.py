@@ -1,8 +1,8 @@
 """Any environment as a session of the env server; runs in the box, beside ``server.py``.
 
 Takes: an id that a RollArt in the box knows, or ``module:Class``, for which the box needs no
-RollArt. Gives: ``describe`` and ``Session``, as :mod:`rollart_sandboxes.isolation.server` wants them.
-Never: needs more than Python 3.8 and the standard library by itself.
+RollArt. Gives: ``describe`` and ``Session``, as :mod:`rollart_sandboxes.isolation.server` wants
+them. Never: needs more than Python 3.8 and the standard library by itself.
 """
 
 from __future__ import annotations

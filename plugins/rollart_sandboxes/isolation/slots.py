@@ -1,7 +1,7 @@
 """The boxes of this process with environments in them, and a seat in one for each environment.
 
-Takes: a recipe, an environment's id and options. Gives: :class:`EnvSlot`. Never: begins an episode in
-a box that is retired, or keeps a box for long in which nobody sits.
+Takes: a recipe, an environment's id and options. Gives: :class:`EnvSlot`. Never: begins an episode
+in a box that is retired, or keeps a box for long in which nobody sits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checks of one environment, in children: one that does the work, one or two that compare.
 
-Takes: a job for :mod:`rollart_testing.check.child`. Gives: a result for every name asked for. Never:
-hangs where an environment hangs: its child is ended, and the check that found it fails.
+Takes: a job for :mod:`rollart_testing.check.child`. Gives: a result for every name asked for.
+Never: hangs where an environment hangs: its child is ended, and the check that found it fails.
 
     first child:  transcript, every check of ``check_env``  hash seed 1, this folder
     second child: transcript                                hash seed 2, elsewhere, network off

@@ -1,7 +1,7 @@
 """Calls that nobody chose: drawn at random, or at the edges of what a schema allows.
 
-Takes: tool specs. Gives: :class:`~rollart_core.rollout.tools.action.Call` records whose arguments fit the
-schemas, as those fit that a run lets through. Never: makes a call.
+Takes: tool specs. Gives: :class:`~rollart_core.rollout.tools.action.Call` records whose arguments
+fit the schemas, as those fit that a run lets through. Never: makes a call.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@
         def said(self, content):
             return ToolResult("", reward=float("3" in content), done=True)
 
-Takes: actions as :class:`~rollart_core.rollout.tools.action.ToolAction` writes them. Gives: a gymnasium
-environment that declares its tools in ``info["tools"]`` of ``reset`` and answers each call with a
-``tool`` message. Never: knows how a model writes calls.
+Takes: actions as :class:`~rollart_core.rollout.tools.action.ToolAction` writes them. Gives: a
+gymnasium environment that declares its tools in ``info["tools"]`` of ``reset`` and answers each
+call with a ``tool`` message. Never: knows how a model writes calls.
 """
 
 from __future__ import annotations
