@@ -426,7 +426,8 @@ def eager(project: Path, module: str) -> None:
     """Let the hooks import a module at once; it is a light one, whatever its name says."""
     edit("src/acme_sums/env.py", "from zoo import Good", "Good = object")(project)
     (project / "src" / "docker.py").write_text("")
-    edit(PLUGIN, "\nfrom rollart_core.ma", f"\nimport {module}\nfrom rollart_core.ma")(project)
+    line = "\nfrom rollart_core.plugins.manifest"
+    edit(PLUGIN, line, f"\nimport {module}{line}")(project)
 
 
 PLUGIN, YAML = "src/acme_sums/plugin.py", "src/acme_sums/rollart.yaml"

@@ -305,7 +305,7 @@ def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None
         assert [r.is_orphan for r in records()] == [True, True]
         listed = CliRunner().invoke(app, ["list", "--json"])
         assert [b["state"] for b in json.loads(listed.stdout)["boxes"]] == ["orphan"] * 2
-        done = CliRunner().invoke(app, ["reap", "--json"])
+        done = CliRunner().invoke(app, ["gc", "--json"])
         assert (done.exit_code, len(json.loads(done.stdout)["removed"])) == (0, 2)
     assert [p for p in paths if p.exists()] == []
     assert records() == []

@@ -15,6 +15,7 @@ import typer
 
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_columns, print_json, print_table
+from rollart_core.plugins.old_names import REMOVED_IN
 
 if TYPE_CHECKING:
     from rollart_core.contracts.host import Finding
@@ -48,11 +49,11 @@ def list_sandboxes(as_json: Json = False) -> None:
     columns = ("sandbox", "id", "owner", "run", "state", "age", "time left", "memory")
     print_columns(f"Boxes: {len(found)}", columns, [_row(record, now) for record in found])
     if any(record.is_orphan for record in found):
-        typer.echo("The owners of orphans are gone: `rollart sandbox reap` removes what they left.")
+        typer.echo("The owners of orphans are gone: `rollart sandbox gc` removes what they left.")
 
 
-@app.command(epilog="Example: rollart sandbox reap")
-def collect_garbage(as_json: Json = False) -> None:
+@app.command("gc", epilog="Example: rollart sandbox gc")
+def collect(as_json: Json = False) -> None:
     """Remove what the boxes of killed runs left: containers, cgroups, folders."""
     from rollart_sandboxes.pool import loop
     from rollart_sandboxes.pool.doctor import walls
@@ -70,6 +71,14 @@ def collect_garbage(as_json: Json = False) -> None:
             typer.echo(f"Still there: {what}", err=True)
     if done.failed:
         raise typer.Exit(1)
+
+
+@app.command("reap", hidden=True)
+def reap(as_json: Json = False) -> None:
+    """Do what `gc` does: the name until RollArt 0.3."""
+    renamed = f"`rollart sandbox reap` is now `rollart sandbox gc`; RollArt {REMOVED_IN} removes it"
+    typer.echo(renamed, err=True)
+    collect(as_json)
 
 
 @app.command(epilog="Example: rollart sandbox doctor docker image=python:3.12-slim")

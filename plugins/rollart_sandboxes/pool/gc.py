@@ -66,7 +66,7 @@ async def collect_garbage(ledger: LiveSandboxes, *, sweep: Iterable[str] = ()) -
 
 
 async def collect_garbage_in_background(sandbox: str | None = None) -> None:
-    """Remove what can be removed in a few seconds; `rollart sandbox reap` says what is wrong.
+    """Remove what can be removed in a few seconds; `rollart sandbox gc` says what is wrong.
 
     Args:
         sandbox: Id of a wall to sweep; None: only what stands in the ledger.
