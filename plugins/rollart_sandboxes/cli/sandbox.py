@@ -53,14 +53,13 @@ def list_sandboxes(as_json: Json = False) -> None:
 
 
 @app.command("gc", epilog="Example: rollart sandbox gc")
-def collect(as_json: Json = False) -> None:
+def collect_garbage(as_json: Json = False) -> None:
     """Remove what the boxes of killed runs left: containers, cgroups, folders."""
-    from rollart_sandboxes.pool import loop
+    from rollart_sandboxes.pool import gc, loop
     from rollart_sandboxes.pool.doctor import walls
-    from rollart_sandboxes.pool.gc import collect_garbage
     from rollart_sandboxes.pool.live import LiveSandboxes
 
-    done = loop.run(collect_garbage(LiveSandboxes(), sweep=walls()))
+    done = loop.run(gc.collect_garbage(LiveSandboxes(), sweep=walls()))
     if as_json:
         print_json(asdict(done))
     else:
@@ -74,11 +73,11 @@ def collect(as_json: Json = False) -> None:
 
 
 @app.command("reap", hidden=True)
-def reap(as_json: Json = False) -> None:
+def _reap(as_json: Json = False) -> None:
     """Do what `gc` does: the name until RollArt 0.3."""
     renamed = f"`rollart sandbox reap` is now `rollart sandbox gc`; RollArt {REMOVED_IN} removes it"
     typer.echo(renamed, err=True)
-    collect(as_json)
+    collect_garbage(as_json)
 
 
 @app.command(epilog="Example: rollart sandbox doctor docker image=python:3.12-slim")
