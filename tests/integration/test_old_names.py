@@ -57,6 +57,7 @@ def test_modules_that_are_packages_now_hold_what_they_held() -> None:
         from rollart_core.config import nothing  # noqa: F401
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # packages are imported to look inside
 def test_no_old_name_hides_a_module() -> None:
     specs = [importlib.util.find_spec(old) for old in old_modules()]
     assert [s.name for s in specs if s and not isinstance(s.loader, OldNames)] == []
