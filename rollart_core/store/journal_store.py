@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, StopRun
 from rollart_core.store.shards import (
@@ -35,6 +36,15 @@ from rollart_core.store.tables import (
 from rollart_core.types import Ticket, Trajectory
 
 LOCK_TIMEOUT_S = 10.0
+
+
+KINDS_OF_DECISIONS: Final[Mapping[type, str]] = {
+    AbortEpisode: "AbortEpisode",
+    DropGroup: "DropGroup",
+    LoseTicket: "LoseTicket",
+    StopRun: "StopRun",
+}
+"""The kinds of their events: fixed strings, since journals outlive names of classes."""
 
 
 class JournalStore:
@@ -141,7 +151,9 @@ class JournalStore:
                     (reason, group_id),
                 )
         fields = asdict(action)
-        self._insert_event(time_s, type(action).__name__, fields.pop("ticket_id", None), fields)
+        self._insert_event(
+            time_s, KINDS_OF_DECISIONS[type(action)], fields.pop("ticket_id", None), fields
+        )
 
     def batch_taken(
         self,

@@ -104,6 +104,13 @@ def test_tickets_follow_what_becomes_of_them(tmp_path: Path) -> None:
     with JournalReader(tmp_path) as reader:
         assert reader.tickets()[0].attempt == 1
         assert reader.tickets()[2].reason == "sandbox: gone \\udc80"
+        decided = [e.kind for e in reader.events() if e.kind[0].isupper()]
+        assert decided == [
+            "LoseTicket",
+            "AbortEpisode",
+            "DropGroup",
+            "StopRun",
+        ]  # as of old journals
 
 
 def test_going_back_queues_what_the_checkpoint_does_not_hold(tmp_path: Path) -> None:
