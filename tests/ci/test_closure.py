@@ -9,6 +9,7 @@ from closure import Closure, fingerprint
 
 FILES = {
     "rollart_core/__init__.py": "",
+    "rollart_core/plugins/__init__.py": "",
     "rollart_core/plugins/manager.py": "",
     "rollart_core/scheduling/__init__.py": "",
     "rollart_core/scheduling/loop.py": "from . import clock\n",
@@ -25,7 +26,7 @@ FILES = {
     "tests/a/test_a.py": "def test():\n    from rollart_core.scheduling.loop import x\n",
     "tests/a/expected.txt": "7",
     "tests/b/test_b.py": "import rollart_core.lazy\n",
-    "tests/c/test_c.py": "from rollart_core import plugins\n",
+    "tests/c/test_c.py": "from rollart_core.plugins import manager\n",
 }
 
 
