@@ -31,13 +31,13 @@ from rollart_core.config import scoring as config_rewards
 from rollart_core.config import trainer as config_trainer
 from rollart_core.config import training as config_training
 from rollart_core.config.base import Section
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.evals.suite import Suite, SuiteEnv
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
 from rollart_sandboxes.isolation.config import Isolation
-from rollart_sandboxes.pool.options import PoolOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

@@ -6,19 +6,15 @@ Never: imports anything else of RollArt before it is asked, for everything impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from rollart_core.contracts.spec import OLDEST_PLUGIN_API, PLUGIN_API
 from rollart_core.plugins import old_names
 
 if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
 
 __all__ = ["OLDEST_PLUGIN_API", "PLUGIN_API", "make"]
-
-PLUGIN_API: Final = 2
-"""The version of the plugin API that this RollArt speaks; a spec for a newer one is refused."""
-OLDEST_PLUGIN_API: Final = 1
-"""The oldest version for which a plugin may be written and still works; see docs/plugin-api.md."""
 
 
 old_names.install()

@@ -42,7 +42,7 @@ def why_no_sandbox(sandbox: str, options: Mapping[str, Any]) -> str:
         sandbox: Id or alias.
         options: Of the box that is tried.
     """
-    from rollart_sandboxes.pool import loop
+    from rollart_core.rollout import loop
     from rollart_sandboxes.pool.doctor import diagnose
 
     found = loop.run(diagnose(sandbox, options))

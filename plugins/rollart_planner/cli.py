@@ -64,7 +64,7 @@ def plan(
 
 def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
     """Return the placement of a run's mapper with what it should give."""
-    from rollart_planner.run_plan import demand_of, place, workloads_of
+    from rollart_core.runtime.placement import demand_of, place, workloads_of
     from rollart_planner.solve import expect
 
     demand = demand_of(run, cluster.model.shape() if cluster.model else None)
@@ -86,8 +86,8 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
 
 def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[MemoryVerdict]:
     """Return whether everything fits where the placement has it."""
+    from rollart_core.runtime.placement import demand_of, workloads_of
     from rollart_planner.run_memory import verdicts
-    from rollart_planner.run_plan import demand_of, workloads_of
 
     demand = demand_of(run, cluster.model.shape() if cluster.model else None)
     return verdicts(run, placement, cluster.to_pools(), demand, workloads_of(run))

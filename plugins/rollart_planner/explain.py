@@ -5,15 +5,11 @@ Takes: what the planner chose from and what it chose. Gives: sentences for peopl
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
-from rollart_core.contracts.hardware import Placement
+from rollart_core.contracts.hardware import TRAINER_REASON, Placement
 from rollart_planner.fit import Fit, FitMethod
 from rollart_planner.optimum import Solution
 from rollart_planner.program import BUSY, ENGINES, EPISODES, TRAINING
 
-_TRAINER = "the trainer"
 FEW = 0.03
 """What would raise the rate by less than this share of its own growth is not named."""
 
@@ -30,31 +26,6 @@ def reasons(fit: Fit, solution: Solution, placement: Placement) -> tuple[str, ..
             "billion parameters"
         )
     return tuple(sentences)
-
-
-def reasons_for(placement: Placement, name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the reasons that concern one environment: those that name it, and those for all.
-
-    Args:
-        placement: Where everything is, by whatever mapper.
-        name: The environment.
-        names: All environments of the run.
-    """
-    others = [other for other in names if other != name]
-
-    def concerns(reason: str) -> bool:
-        if _names(reason, name):
-            return True
-        return not any(_names(reason, other) for other in others) and not reason.startswith(
-            _TRAINER
-        )
-
-    return tuple(reason for reason in placement.reasons if concerns(reason))
-
-
-def _names(reason: str, name: str) -> bool:
-    """Return whether a sentence names an environment, and not one whose name it begins."""
-    return re.search(rf"(?<![\w/#.-]){re.escape(name)}(?![\w/#-])", reason) is not None
 
 
 def bottleneck(solution: Solution) -> str:
@@ -125,4 +96,6 @@ def _trainer_sentence(fit: Fit, placement: Placement) -> str:
     ranks, pool = fit.demand.num_trainer_ranks, placement.trainer
     rate = ranks / fit.training_s(pool)
     devices = "a device" if ranks == 1 else f"{ranks} devices"
-    return f"{_TRAINER} has {devices} of {pool} to itself, enough for {rate:.3g} trajectories/s"
+    return (
+        f"{TRAINER_REASON} has {devices} of {pool} to itself, enough for {rate:.3g} trajectories/s"
+    )

@@ -34,9 +34,9 @@ from dataclasses import dataclass, replace
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
+from rollart_core.runtime.workload import held_tokens
 from rollart_planner.devices import GB
 from rollart_planner.roofline import KV_SHARE, engine_model
-from rollart_planner.workload import held_tokens
 
 TRAIN_SHARE = 0.9
 """Share of a device's memory that a rank may plan with; the rest is CUDA's, NCCL's and lost."""

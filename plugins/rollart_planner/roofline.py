@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
-from rollart_planner.workload import cached_tokens, decode_context, held_tokens, total_tokens
+from rollart_core.runtime.workload import cached_tokens, decode_context, held_tokens, total_tokens
 
 KV_SHARE = 0.9
 """Share of a device's memory for weights and KV cache; the rest is the engine's own."""

@@ -12,6 +12,7 @@ from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool
+from rollart_core.runtime.workload import total_tokens
 from rollart_planner.cluster import filled
 from rollart_planner.fit import is_cpu
 from rollart_planner.memory import (
@@ -21,7 +22,6 @@ from rollart_planner.memory import (
     machine_verdict,
     trainer_verdict,
 )
-from rollart_planner.workload import total_tokens
 
 
 def verdicts(

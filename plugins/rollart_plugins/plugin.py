@@ -1,4 +1,4 @@
-"""The built-in engines, weight channels, mappers, trackers, sandboxes, backends and adapters.
+"""The built-in engines, weight channels, mappers, trackers, sandboxes, runtimes and the like.
 
 Takes: nothing. Gives: their specs, written in code, and the command ``serve-reward``. Never:
 imports what they name.
@@ -7,10 +7,13 @@ imports what they name.
 from typing import Final
 
 from rollart_core.contracts.adapter import EnvAdapterSpec
+from rollart_core.contracts.forward_pass import ForwardPassSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec
+from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import CommandSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
@@ -238,6 +241,45 @@ def rollart_reward_backends() -> list[RewardBackendSpec]:
             config="rollart_plugins.serverless.config:RayServeConfig",
             summary="A deployment of Ray Serve that scales to nothing and back.",
         ),
+    ]
+
+
+@hookimpl
+def rollart_runtimes() -> list[RuntimeSpec]:
+    """Return the built-in runtimes, besides the core's ``inline``."""
+    return [
+        RuntimeSpec(
+            id="rollart/Ray-v1",
+            alias="ray",
+            entry_point="rollart_ray.runtime:RayRuntime",
+            summary="Actors on the pools of a Ray cluster.",
+        )
+    ]
+
+
+@hookimpl
+def rollart_forward_passes() -> list[ForwardPassSpec]:
+    """Return the built-in forward passes, besides those of the core."""
+    return [
+        ForwardPassSpec(
+            id="rollart/PrefixTree-v1",
+            alias="tree",
+            entry_point="rollart_cpu.training.policy:TreePolicy",
+            summary="Llama, Mistral, Qwen2 and Qwen3 on one rank in float32: each prefix once.",
+        )
+    ]
+
+
+@hookimpl
+def rollart_sandbox_services() -> list[SandboxServiceSpec]:
+    """Return the built-in sandbox service."""
+    return [
+        SandboxServiceSpec(
+            id="rollart/LocalSandboxes-v1",
+            alias="local",
+            entry_point="rollart_sandboxes.service:LocalSandboxService",
+            summary="Isolated environments in sandboxes of this machine.",
+        )
     ]
 
 

@@ -158,7 +158,7 @@ def check_sandbox_on_node(
     def fault() -> tuple[str, str] | None:
         from rollart_core.errors import RollartError, first_line
         from rollart_core.plugins import registry
-        from rollart_sandboxes.pool import loop
+        from rollart_core.rollout import loop
         from rollart_sandboxes.pool.doctor import diagnose
         from rollart_sandboxes.pool.source import close_all
 

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakSet
 
-from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.resolve import Resolution, ResolvedRun
 from rollart_core.config.runtime import RayPool
 from rollart_core.config.runtime import RayRuntime as RayConfig
 from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ClusterLost, ConfigError, UserError
 from rollart_core.runtime.inline import shared_folder
+from rollart_core.runtime.placement import demand_of, place
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_ray import nodes as ray_nodes
@@ -34,7 +36,6 @@ from rollart_ray.checks import NodeChecks, refuse
 from rollart_ray.cluster import RayCluster, address_of
 from rollart_ray.pools import Node, ResourceSlot
 from rollart_ray.worker import RayWorker, Reservation
-from rollart_sandboxes.pool.live import RUN_VARIABLE
 
 LOOK_S = 1.0
 """Between two looks at the cluster's head."""
@@ -55,7 +56,7 @@ class RayRuntime(WorkersRuntime):
         assert isinstance(run.config.runtime, RayConfig)
         self._ray = run.config.runtime
         self._classes = {one.name: one.count for one in run.engines}
-        num_parts = sum((*self._num_workers().values(), *self._classes.values()))
+        num_parts = sum((*_num_workers(self._ray).values(), *self._classes.values()))
         self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
         self._pools: list[RayPool] = []
         self._berths: dict[tuple[str, int], Reservation] = {}
@@ -71,6 +72,20 @@ class RayRuntime(WorkersRuntime):
         return self._ray.num_env_workers
 
     # Before anything starts
+
+    @classmethod
+    def check_pools(cls, run: Resolution) -> None:
+        """Place the run on the pools that its config declares, without a cluster.
+
+        Raises:
+            ConfigError: When the mapper cannot place it, or a pool has too few devices.
+        """
+        ray = run.config.runtime
+        assert isinstance(ray, RayConfig)
+        classes = {one.name: one.count for one in run.config.engines}
+        pools = [ray_pools.contract(pool, classes) for pool in ray.pools]
+        placement = place(run, pools, demand_of(run))
+        ray_pools.slots_of(placement, ray.pools, _num_workers(ray), classes, run.engine_devices)
 
     async def connect(self) -> Sequence[Pool]:
         """Start or join the cluster, check its nodes, and return its pools.
@@ -104,7 +119,7 @@ class RayRuntime(WorkersRuntime):
         """
         assert self._checks is not None
         group = self.run.engine_devices
-        parts = self._num_workers()
+        parts = _num_workers(self._ray)
         seats = ray_pools.slots_of(placement, self._pools, parts, self._classes, group)
         ray_pools.check_nodes(seats, self._pools, self._cluster.nodes(), group)
         nodes: dict[str, list[Node]] = {}
@@ -214,11 +229,6 @@ class RayRuntime(WorkersRuntime):
         able = [node for pool in pools for node in ray_pools.of_pool(pool, nodes)]
         return any(node.address != trainer.address for node in (*engines, *able))
 
-    def _num_workers(self) -> dict[str, int]:
-        config = self._ray
-        num_ranks = config.num_trainer_ranks
-        return {"engine": config.num_engines, "trainer": num_ranks, "env": config.num_env_workers}
-
     def _together(self) -> list[tuple[tuple[str, ...], str]]:
         """Return which roles are reserved at once, and how: spread out or close together."""
         addresses = {node.address for node in self._cluster.nodes()}
@@ -327,3 +337,9 @@ async def _reached(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
+
+
+def _num_workers(config: RayConfig) -> dict[str, int]:
+    """Return how many parts of each role a run has, of engines those of the first class."""
+    num_ranks = config.num_trainer_ranks
+    return {"engine": config.num_engines, "trainer": num_ranks, "env": config.num_env_workers}

@@ -198,7 +198,7 @@ class DockerSandbox(AgentSandbox):
     @classmethod
     async def examine(cls) -> list[Finding]:
         """Say what the engine of this machine is and holds."""
-        return await docker_host.examine()
+        return await docker_host.examine(DockerConfig().image)
 
 
 def _host_config(options: DockerConfig, volumes: Sequence[str]) -> dict[str, Any]:

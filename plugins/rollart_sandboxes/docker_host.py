@@ -11,16 +11,18 @@ import contextlib
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from rollart_core.contracts.host import Finding
 from rollart_core.errors import SandboxFailure
-from rollart_sandboxes.config import DockerConfig
+from rollart_core.rollout import loop
 from rollart_sandboxes.container import remove
 from rollart_sandboxes.engine import Engine, EngineError, unfit
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.owner import OWNER_LABEL, is_orphan
+
+if TYPE_CHECKING:
+    from rollart_sandboxes.config import DockerConfig
 
 TTL_LABEL: Final = "rollart.ttl"
 PREFIX: Final = "rollart-"
@@ -155,8 +157,12 @@ def users(about: Mapping[str, Any]) -> str:
     return "remap" if "name=userns" in options else ""
 
 
-async def examine() -> list[Finding]:
-    """Say what the engine of this machine is and holds."""
+async def examine(image: str) -> list[Finding]:
+    """Say what the engine of this machine is and holds.
+
+    Args:
+        image: The image of a sandbox that names none.
+    """
     try:
         engine = Engine()
         known = await engine.ask("GET", "/info", timeout_s=10.0)
@@ -168,11 +174,10 @@ async def examine() -> list[Finding]:
     found += [_limit(known, *limit) for limit in _LIMITS]
     found += [_seccomp(known), _apart(known)]
     names = ", ".join(sorted(known.get("Runtimes") or {}))
-    return [*found, Finding("runtimes", "ok", names), await _default_image(engine)]
+    return [*found, Finding("runtimes", "ok", names), await _default_image(engine, image)]
 
 
-async def _default_image(engine: Engine) -> Finding:
-    name = DockerConfig().image
+async def _default_image(engine: Engine, name: str) -> Finding:
     if await _image(engine, name) is not None:
         return Finding("image", "ok", f"{name} is there")
     others = await _names(engine)

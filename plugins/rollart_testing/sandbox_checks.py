@@ -49,7 +49,7 @@ def live_sandboxes_here() -> dict[str, list[str]]:
     """Return the live boxes of this process, and the folders that each has on the host."""
     if "rollart_sandboxes.pool.source" not in sys.modules:
         return {}
-    from rollart_sandboxes.pool import loop
+    from rollart_core.rollout import loop
     from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
     from rollart_sandboxes.pool.owner import owner_mark
 
@@ -123,7 +123,7 @@ def sandbox_of(player: Player) -> Sandbox | None:
 
 def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
     """Look through the files of a box for telling lines, and return what was found."""
-    from rollart_sandboxes.pool import loop
+    from rollart_core.rollout import loop
 
     order = json.dumps({"secrets": lines, "budget_s": _SEARCH_S}).encode()
     source = Path(search_box.__file__).read_text(encoding="utf-8")

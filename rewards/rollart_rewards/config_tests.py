@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollart_core.config.base import NonNegative, PositiveInt, Seconds
-from rollart_sandboxes.pool.options import SandboxedOptions
+from rollart_core.config.sandbox_options import SandboxedOptions
 
 
 class UnitTestsConfig(SandboxedOptions):

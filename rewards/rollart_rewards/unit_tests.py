@@ -15,13 +15,13 @@ from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import RewardFailure, SandboxFailure
+from rollart_core.rollout import loop
 from rollart_rewards.answer import context_of, last_block
 from rollart_rewards.config_tests import UnitTestsConfig
 from rollart_rewards.examples import asked
 from rollart_rewards.hidden_tests import CaseTests, PythonTests, is_right, read_tests
 from rollart_sandboxes.judging.cases import Cases, run_cases
 from rollart_sandboxes.judging.functions import HiddenTest, JudgeInterpreter, find_python, judge
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 _SOUND = HiddenTest("same", "assert same(1) == 1")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rollart_core.cli import COMMANDS
+from rollart_core.cli.commands import COMMANDS
 
 
 class LazyGroup(TyperGroup):

@@ -73,9 +73,7 @@ def _find(plugin_id: str) -> list[Registered]:
 
 def _unregistered(path: str) -> Registered:
     """Return what ``module:Class`` is, by the base of its class."""
-    from rollart_testing.check.probe import kind_of
-
-    kind = kind_of(path)
+    kind = registry.kind_of(path)
     registered = registry.find(kind if kind in KINDS else "environments", path)
     registry.resolve(registered.kind, path)
     return registered

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from rollart_core.cli.options import as_options
-from rollart_core.cli.play import check_split
+from rollart_core.cli.options import as_options, check_split
 from rollart_core.config.model import NewModel
 from rollart_core.config.problems import of_validation
 from rollart_core.errors import ConfigError, first_line

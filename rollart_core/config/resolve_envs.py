@@ -326,9 +326,7 @@ def _boxed(
     """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
     reset_s = deadlines.reset_s or env.spec.timeouts.reset_s
     if registry.ISOLATION in env.options:
-        from rollart_sandboxes.isolation.config import fit
-
-        options, faults = fit(env.options, deadlines, reset_s)
+        options, faults = registry.sandbox_service().fit(env.options, deadlines, reset_s)
         return replace(env, options=options), faults
     if "sandbox" not in env.options or not config_boxes.runs_in_sandbox(env.spec.id):
         return env, []

@@ -99,15 +99,14 @@ class PluginFinder:
 
     def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
         """Ask the environment's box; it need not be installed here."""
-        from rollart_sandboxes.isolation.describe import describe, option_faults
-
         try:
-            faults = option_faults(ref.id, ref.options)
+            service = registry.sandbox_service()
+            faults = service.option_problems(ref.id, ref.options)
             for fault in faults:
                 self.note(fault.under(*key))
             if faults:
                 return None
-            said = describe(ref.id, ref.options)
+            said = service.describe(ref.id, ref.options)
         except UserError as e:
             self.note(Problem(key, str(e)))
             return None

@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.spec import PluginSpec
 
 Role = Literal["envs", "engines", "trainer", "rewards"]
+
+TRAINER_REASON: Final = "the trainer"
+"""Begins a reason of a placement that concerns the trainer alone, and no environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

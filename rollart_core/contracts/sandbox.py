@@ -9,10 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rollart_core.contracts.host import Finding, LedgerLine
 from rollart_core.contracts.spec import PluginSpec
+
+RUN_VARIABLE: Final = "ROLLART_RUN"
+"""Environment variable of a run's processes: the name of the run that their sandboxes are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

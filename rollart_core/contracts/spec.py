@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
+
+PLUGIN_API: Final = 2
+"""The version of the plugin API that this RollArt speaks; a spec for a newer one is refused."""
+OLDEST_PLUGIN_API: Final = 1
+"""The oldest version for which a plugin may be written and still works; see docs/plugin-api.md."""
 
 ID_PATTERN = re.compile(
     r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$",

@@ -7,12 +7,9 @@ Never: leaves out an environment that did not ask for it (``if_sandbox``).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from rollart_core.evals.suite import Suite, SuiteEnv
 from rollart_core.plugins import registry
-from rollart_sandboxes.pool import loop
-from rollart_sandboxes.pool.doctor import diagnose
 
 
 def left_out(suite: Suite) -> dict[str, str]:
@@ -34,9 +31,5 @@ def _why(env: SuiteEnv) -> str:
 
 @cache
 def _fault(sandbox: str) -> str:
-    """Return why a sandbox does not work here; empty when it does."""
-    found: Any = loop.run(diagnose(sandbox))
-    if found.works:
-        return ""
-    bad = next((f for f in found.findings if f.state == "bad"), None)
-    return f"{sandbox} does not work on this machine" + (f": {bad.says}" if bad else "")
+    """Return why a sandbox does not work here; empty when it does. Each is asked once."""
+    return registry.sandbox_service().fault(sandbox)

@@ -13,10 +13,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final, cast
 
-from rollart_core import OLDEST_PLUGIN_API, PLUGIN_API
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardBackendSpec
-from rollart_core.contracts.spec import PluginSpec
+from rollart_core.contracts.spec import OLDEST_PLUGIN_API, PLUGIN_API, PluginSpec
 
 DECLARED: Final = "CONTRACT_VERSION"
 """What a hook module may say once, at its top, for all its specs that say nothing themselves."""

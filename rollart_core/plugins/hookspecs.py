@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from rollart_core.contracts.adapter import EnvAdapterSpec
     from rollart_core.contracts.algorithm import AlgorithmSpec
     from rollart_core.contracts.env import EnvSpec
+    from rollart_core.contracts.forward_pass import ForwardPassSpec
     from rollart_core.contracts.hardware import HardwareMapperSpec
     from rollart_core.contracts.inference import InferenceEngineSpec
     from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
+    from rollart_core.contracts.runtime import RuntimeSpec
     from rollart_core.contracts.sandbox import SandboxSpec
+    from rollart_core.contracts.sandbox_service import SandboxServiceSpec
     from rollart_core.contracts.spec import CommandSpec
     from rollart_core.contracts.tracker import TrackerSpec
     from rollart_core.contracts.weights import WeightChannelSpec
@@ -77,6 +80,21 @@ def rollart_trackers() -> list[TrackerSpec]:  # type: ignore[empty-body]
 @hookspec
 def rollart_env_adapters() -> list[EnvAdapterSpec]:  # type: ignore[empty-body]
     """Return the adapters this plugin brings for foreign kinds of environments."""
+
+
+@hookspec
+def rollart_runtimes() -> list[RuntimeSpec]:  # type: ignore[empty-body]
+    """Return the runtimes this plugin brings to run the parts of a run on."""
+
+
+@hookspec
+def rollart_forward_passes() -> list[ForwardPassSpec]:  # type: ignore[empty-body]
+    """Return the forward passes this plugin brings for the trainer, each for some models."""
+
+
+@hookspec
+def rollart_sandbox_services() -> list[SandboxServiceSpec]:  # type: ignore[empty-body]
+    """Return the service this plugin brings to run environments in sandboxes."""
 
 
 @hookspec

@@ -26,10 +26,13 @@ import pluggy
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.forward_pass import ForwardPassSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
+from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
+from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
@@ -54,6 +57,9 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
         "weight_channels": WeightChannelSpec,
         "trackers": TrackerSpec,
         "env_adapters": EnvAdapterSpec,
+        "runtimes": RuntimeSpec,
+        "forward_passes": ForwardPassSpec,
+        "sandbox_services": SandboxServiceSpec,
         "commands": CommandSpec,
     }
 )

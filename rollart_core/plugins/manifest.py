@@ -23,8 +23,7 @@ from typing import Any, Final, cast
 
 import yaml
 
-from rollart_core import PLUGIN_API
-from rollart_core.contracts.spec import ID_PATTERN, PluginSpec
+from rollart_core.contracts.spec import ID_PATTERN, PLUGIN_API, PluginSpec
 from rollart_core.errors import PluginError, UserError, did_you_mean, first_line
 from rollart_core.plugins import api_version as plugin_api
 from rollart_core.plugins.manager import KINDS

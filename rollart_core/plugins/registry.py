@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from rollart_core import PLUGIN_API
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.contracts.adapter import SEPARATOR, EnvAdapter, EnvAdapterSpec, split_id
 from rollart_core.contracts.env import EnvSpec
-from rollart_core.contracts.spec import PluginSpec
+from rollart_core.contracts.sandbox_service import SandboxService
+from rollart_core.contracts.spec import PLUGIN_API, PluginSpec
 from rollart_core.errors import (
     ConfigError,
     PluginError,
@@ -32,7 +32,7 @@ from rollart_core.errors import (
     first_line,
 )
 from rollart_core.plugins import api_version as plugin_api
-from rollart_core.plugins.manager import KINDS, Plugin, Registered, plugins
+from rollart_core.plugins.manager import CORE, KINDS, Plugin, Registered, plugins
 
 if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
@@ -48,11 +48,31 @@ SINGULAR = {
     "weight_channels": "weight channel",
     "trackers": "tracker",
     "env_adapters": "env adapter",
+    "runtimes": "runtime",
+    "forward_passes": "forward pass",
+    "sandbox_services": "sandbox service",
     "commands": "command",
 }
 
 ISOLATION = "isolation"
 """The option of every environment that says in which box it lives; the core's, not its own."""
+
+_CONTRACTS = "rollart_core.contracts"
+_KIND_OF_BASE = {
+    f"{_CONTRACTS}.reward.Reward": "rewards",
+    f"{_CONTRACTS}.reward.GroupReward": "rewards",
+    f"{_CONTRACTS}.algorithm.Algorithm": "algorithms",
+    f"{_CONTRACTS}.hardware.HardwareMapper": "hardware_mappers",
+    f"{_CONTRACTS}.inference.InferenceEngine": "inference_engines",
+    f"{_CONTRACTS}.sandbox.Sandbox": "sandboxes",
+    f"{_CONTRACTS}.reward.RewardBackend": "reward_backends",
+    f"{_CONTRACTS}.weights.WeightChannel": "weight_channels",
+    f"{_CONTRACTS}.tracker.Tracker": "trackers",
+    f"{_CONTRACTS}.sandbox_service.SandboxService": "sandbox_services",
+    "rollart_core.runtime.workers.WorkersRuntime": "runtimes",
+    "rollart_core.training.policy.Policy": "forward_passes",
+}
+"""The base of the classes of a kind, by name: most are never imported in this process."""
 
 _BUILT_FROM_OPTIONS = frozenset({"environments", "rewards"})
 """Kinds whose classes get nothing but their options, so that a missing one can be told early."""
@@ -108,9 +128,7 @@ def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> Env
         UserError: As :func:`find` and :func:`checked_options`; and what the adapter raises.
     """
     if _isolated("environments", options or {}):
-        from rollart_sandboxes.isolation.describe import describe
-
-        return describe(plugin_id, options or {}).spec
+        return sandbox_service().describe(plugin_id, options or {}).spec
     found = cast("EnvSpec", spec("environments", plugin_id))
     parts = split_id(plugin_id)
     if parts is None:
@@ -149,9 +167,7 @@ def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
 def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
     """Return what is wrong with the options of a plugin; an empty list when nothing is."""
     if _isolated(kind, options):
-        from rollart_sandboxes.isolation.describe import option_faults
-
-        return option_faults(plugin_id, options)
+        return sandbox_service().option_problems(plugin_id, options)
     model = config_model(kind, plugin_id)
     if model is None and kind == "environments" and split_id(plugin_id):
         return []  # the adapter says nothing of its options, and its class is not the environment
@@ -179,9 +195,7 @@ def checked_options(kind: str, plugin_id: str, options: Mapping[str, object]) ->
         lines = [f"{plugin_id}: {problem.within()}" for problem in problems]
         raise ConfigError("\n".join(lines))
     if _isolated(kind, options):
-        from rollart_sandboxes.isolation.describe import describe
-
-        return dict(describe(plugin_id, options).options)
+        return dict(sandbox_service().describe(plugin_id, options).options)
     model = config_model(kind, plugin_id)
     return dict(options) if model is None else model(**options).model_dump()
 
@@ -201,9 +215,7 @@ def build(
         UserError: As :func:`checked_options` and :func:`resolve`.
     """
     if _isolated(kind, options or {}):
-        from rollart_sandboxes.isolation.env import make as make_isolated
-
-        return make_isolated(plugin_id, options or {})
+        return sandbox_service().make(plugin_id, options or {})
     checked = checked_options(kind, plugin_id, options or {})
     parts = split_id(plugin_id) if kind == "environments" else None
     if parts:
@@ -222,6 +234,50 @@ def make(env_id: str, /, **options: object) -> TextEnv:
         UserError: When there is no such environment, or an option is unknown or wrong.
     """
     return cast("TextEnv", build("environments", env_id, options))
+
+
+def sandbox_service() -> SandboxService:
+    """Return the sandbox service of this process: ours, unless a plugin brings another one.
+
+    Raises:
+        PluginError: When there is none, or two plugins bring one, or it cannot be imported.
+    """
+    known = others_first("sandbox_services")
+    if not known:
+        raise PluginError("no sandbox service is installed, see `rollart list`")
+    first, *rest = (registered.plugin for registered in known)
+    if rest and rest[0].distribution != CORE:
+        raise PluginError(
+            f"one sandbox service can be used, and {first} and {rest[0]} bring one: uninstall one"
+        )
+    made: object = resolve("sandbox_services", known[0].key)()
+    if not isinstance(made, SandboxService):
+        raise PluginError(f"sandbox service {known[0].key!r} is a {type(made).__name__}")
+    return made
+
+
+def others_first(kind: str) -> list[Registered]:
+    """Return what is registered of a kind, in the order in which it is tried: ours last."""
+    found = plugins().registered(kind).values()
+    return sorted(found, key=lambda registered: registered.plugin.distribution == CORE)
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of ``module:Class``: that of the base it has, or environments.
+
+    ``agents`` for the class of an agent environment.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+        for base in inspect.getmro(found):
+            if kind := _KIND_OF_BASE.get(f"{base.__module__}.{base.__qualname__}"):
+                return kind
+        if all(callable(getattr(found, name, None)) for name in ("prepare", "run", "finish")):
+            return "agents"
+    except Exception:
+        return "environments"  # whose check will say what is wrong
+    return "environments"
 
 
 def load_object(path: str, who: str) -> object:

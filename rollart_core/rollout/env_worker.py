@@ -343,12 +343,10 @@ class EnvWorker:
         return episode, seat.agent
 
     async def _made(self, env: EnvRef) -> Any:
-        from rollart_core.plugins.registry import ISOLATION, make
+        from rollart_core.plugins.registry import ISOLATION, make, sandbox_service
 
         if ISOLATION in env.options:  # waited for without a thread, which could not be killed
-            from rollart_sandboxes.isolation.env import open_env
-
-            return await open_env(env.id, env.options)
+            return await sandbox_service().open(env.id, env.options)
         return await self._threads.run(
             lambda: make(env.id, **env.options), unwanted=lambda made: made.close()
         )

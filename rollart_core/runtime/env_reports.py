@@ -9,13 +9,13 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rollart_core.config.resolve import ResolvedRun
-from rollart_core.contracts.hardware import Placement
+from rollart_core.contracts.hardware import TRAINER_REASON, Placement
 from rollart_core.runtime.report import Sampled, score_gain
-from rollart_planner.explain import reasons_for
 
 Routed = Mapping[str, Mapping[str, int]]
 """Env -> pool -> conversations that began there, evaluations included."""
@@ -78,6 +78,31 @@ def whereabouts(
         }
 
     return ran
+
+
+def reasons_for(placement: Placement, name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the reasons that concern one environment: those that name it, and those for all.
+
+    Args:
+        placement: Where everything is, by whatever mapper.
+        name: The environment.
+        names: All environments of the run.
+    """
+    others = [other for other in names if other != name]
+
+    def concerns(reason: str) -> bool:
+        if _names(reason, name):
+            return True
+        return not any(_names(reason, other) for other in others) and not reason.startswith(
+            TRAINER_REASON
+        )
+
+    return tuple(reason for reason in placement.reasons if concerns(reason))
+
+
+def _names(reason: str, name: str) -> bool:
+    """Return whether a sentence names an environment, and not one whose name it begins."""
+    return re.search(rf"(?<![\w/#.-]){re.escape(name)}(?![\w/#-])", reason) is not None
 
 
 def _sampled(name: str, sampled: Sampled) -> dict[str, object]:

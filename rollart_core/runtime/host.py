@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rollart_core.errors import RollartError, contained, described
+from rollart_core.rollout.loop import run_exit_functions
 
 _PR_SET_PDEATHSIG = 1
 
@@ -91,7 +92,6 @@ def die_with_parent(parent_pid: int) -> None:
 
 def leave() -> None:
     """Close what this process has open, before it ends without atexit."""
-    if "rollart_sandboxes.pool.source" in sys.modules:
-        sys.modules["rollart_sandboxes.pool.source"].close_all()
+    run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.resolve import Resolution, ResolvedRun
 from rollart_core.config.runtime import InlineRuntime as InlineConfig
 from rollart_core.config.validation.consistency import INLINE_POOLS
 from rollart_core.contracts.hardware import Placement, Pool
+from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.rollout.env_episode import EnvWorkerHandle
 from rollart_core.rollout.env_pool import LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
-from rollart_sandboxes.pool.live import RUN_VARIABLE
 
 LOCAL, BASE = INLINE_POOLS
 """The name of this machine as a pool; and that of the engines of ``engine`` beside others."""
@@ -49,6 +49,10 @@ class InlineRuntime(WorkersRuntime):
     def num_env_workers(self) -> int:
         """How many env workers to start; without processes of their own there is one, here."""
         return max(1, self._inline.env_processes)
+
+    @classmethod
+    def check_pools(cls, run: Resolution) -> None:
+        """Do nothing: a config declares no pools of this machine."""
 
     async def connect(self) -> Sequence[Pool]:
         """Return this machine as the one pool there is; or a pool for each class of engines."""

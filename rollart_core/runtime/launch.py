@@ -23,14 +23,15 @@ from pathlib import Path
 from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.run import WarmStart
-from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import RollartError, TooManyFailures
 from rollart_core.inference.router import Router, combined
 from rollart_core.inference.teacher import RunEpisode
+from rollart_core.plugins import registry
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.env_reports import Routed, env_reports, whereabouts
 from rollart_core.runtime.garbage_collection import short_gc_pauses
+from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import interrupts
 from rollart_core.runtime.planning import RunPlan
 from rollart_core.runtime.report import RunReport, score_gain
@@ -400,13 +401,10 @@ class _Launch:
 
 def new_runtime(run: ResolvedRun, run_dir: Path) -> WorkersRuntime:
     """Return the runtime of a run; nothing is started yet."""
-    if isinstance(run.config.runtime, RayRuntime):
-        from rollart_ray.runtime import RayRuntime as OnRay
-
-        return OnRay(run, run_dir)
-    from rollart_core.runtime.inline import InlineRuntime
-
-    return InlineRuntime(run, run_dir)
+    if run.config.runtime.kind == "inline":
+        return InlineRuntime(run, run_dir)
+    runtime: WorkersRuntime = registry.resolve("runtimes", run.config.runtime.kind)(run, run_dir)
+    return runtime
 
 
 async def _end(elastic: Elastic, envs: RunEnvs, runtime: Runtime) -> None:

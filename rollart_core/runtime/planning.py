@@ -20,9 +20,9 @@ from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool, Role
 from rollart_core.errors import RollartError, described, first_line, text_of
+from rollart_core.runtime.placement import demand_of, place, workloads_of
+from rollart_core.runtime.replan import Departure, Replanner
 from rollart_core.types import Ticket, Trajectory
-from rollart_planner.replan import Departure, Replanner
-from rollart_planner.run_plan import demand_of, place, workloads_of
 
 RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]
 

@@ -27,9 +27,9 @@ from rollart_core.config.resolve import Resolution, ResolvedRun, resolve_all
 from rollart_core.config.run import RunConfig
 from rollart_core.config.runtime import InlineRuntime, RayRuntime
 from rollart_core.errors import ConfigError
+from rollart_core.plugins import registry
+from rollart_core.runtime.workers import WorkersRuntime
 from rollart_core.store.run_dir import runs_dir_fault
-from rollart_planner.run_plan import demand_of, place
-from rollart_ray import pools as ray_pools
 
 NO_ENVIRONMENT = "has no environment"
 """What a mapper says of a name that is none of the run's environments."""
@@ -135,16 +135,9 @@ def _no_places(found: Resolution) -> list[Problem]:
     if found.mapper is None or not found.envs or _strange_classes(found.config):
         return []  # there is more to mend first, which is told of
     listed = found.config.env if isinstance(found.config.env, tuple) else (found.config.env,)
-    parts = {
-        "engine": runtime.num_engines,
-        "trainer": runtime.num_trainer_ranks,
-        "env": runtime.num_env_workers,
-    }
-    classes = {one.name: one.count for one in found.config.engines}
-    pools = [ray_pools.contract(pool, classes) for pool in runtime.pools]
+    runtime_class: type[WorkersRuntime] = registry.resolve("runtimes", runtime.kind)
     try:
-        placement = place(found, pools, demand_of(found))
-        ray_pools.slots_of(placement, runtime.pools, parts, classes, found.engine_devices)
+        runtime_class.check_pools(found)
     except ConfigError as e:
         lines = str(e).splitlines()
     else:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.model import NewModel, RemoteModel
-from rollart_core.config.resolve import ResolvedPlugin, ResolvedRun
+from rollart_core.config.resolve import Resolution, ResolvedPlugin, ResolvedRun
 from rollart_core.config.validation.consistency import num_engines
 from rollart_core.config.validation.schedule import trainer_section
 from rollart_core.contracts.hardware import Placement, Pool
@@ -29,6 +29,7 @@ from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import RollartError, UserError
 from rollart_core.inference.router import Router
 from rollart_core.inference.teacher import TeacherEngines
+from rollart_core.plugins import registry
 from rollart_core.rollout.env_episode import EnvWorkerHandle
 from rollart_core.rollout.env_pool import EnvPool
 from rollart_core.runtime.base import TakeSamples
@@ -43,7 +44,6 @@ from rollart_core.runtime.scaling import ClusterLoad
 from rollart_core.runtime.trainer_group import TrainerGroup
 from rollart_core.runtime.worker import Worker
 from rollart_core.types import Sample, Task
-from rollart_sandboxes.pool.gc import collect_garbage_in_background
 
 PARTS = "rollart_core.runtime.factories"
 
@@ -84,6 +84,15 @@ class WorkersRuntime(ABC):
 
     has_own_devices = False
     """Whether a part's process sees the devices that it has, and no others."""
+
+    @classmethod
+    @abstractmethod
+    def check_pools(cls, run: Resolution) -> None:
+        """Check before anything starts that the run fits the pools that its config declares.
+
+        Raises:
+            ConfigError: With a line for each thing that does not fit.
+        """
 
     @abstractmethod
     async def connect(self) -> Sequence[Pool]:
@@ -228,7 +237,7 @@ class WorkersRuntime(ABC):
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
         for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
-            await collect_garbage_in_background(sandbox)
+            await registry.sandbox_service().collect_garbage(sandbox)
         shutil.rmtree(self._shared, ignore_errors=True)
 
     # More or fewer, while the run goes on

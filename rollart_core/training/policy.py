@@ -1,12 +1,12 @@
-"""From token rows to the logprobs of their loss tokens, by one of three roads.
+"""From token rows to the logprobs of their loss tokens, by one of several forward passes.
 
-======== ===================================================== =================================
-road     for                                                   work
-======== ===================================================== =================================
-tree     Llama family, one rank, float32, activations kept     every distinct prefix once
-packed   models that take a custom attention function          no padding
-padded   any causal LM of transformers                         rows padded to the longest
-======== ===================================================== =================================
+============ ===================================================== =============================
+class        for                                                   work
+============ ===================================================== =============================
+of a plugin  what it says (``rollart list forward_passes``)        its own
+PackedPolicy models that take a custom attention function          no padding
+PaddedPolicy any causal LM of transformers                         rows padded to the longest
+============ ===================================================== =============================
 
 Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32;
 and, where asked for, the last hidden states ``[K, H]`` from before them. Never: updates anything.
@@ -17,18 +17,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rollart_core.plugins import registry
 from rollart_core.training import packed
 from rollart_core.training.batch import balance, level, model_input, pack
+from rollart_core.training.logprobs import logprobs
 from rollart_core.types import IntArray, Sample
-from rollart_cpu.training import decoder, kernels, tree
 
-Road = Literal["tree", "packed", "padded"]
+Index = npt.NDArray[np.int64]
+Kernels = Literal["auto", "native", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """What decides, with the model, how logprobs are computed."""
+
+    temperature: float = 1.0
+    """Logits are divided by it."""
+    autocast: bool = False
+    """Whether matrix products run in bfloat16."""
+    recompute: bool = False
+    """Whether the backward pass computes activations again."""
+    world_size: int = 1
+    """Ranks among which the weights are sharded."""
+    kernels: Kernels = "auto"
+    """``trainer.kernels`` of the config: for forward passes that have compiled functions."""
 
 
 class Read(NamedTuple):
@@ -51,17 +71,21 @@ class Policy(ABC):
 
     Args:
         model: A transformers causal LM.
-        temperature: Logits are divided by it.
-        autocast: Whether matrix products run in bfloat16.
+        settings: How to compute.
     """
 
-    def __init__(self, model: nn.Module, temperature: float, autocast: bool) -> None:
+    def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         self.model = model
-        self.temperature = temperature
+        self.temperature = settings.temperature
         self.computed_tokens = 0
         """Tokens that went through the model so far, after sharing and before padding."""
-        self._autocast = autocast
+        self._autocast = settings.autocast
         self._device_type = next(model.parameters()).device.type
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
+        """Return whether this forward pass computes what ``model`` does, with such settings."""
 
     @property
     def hidden_size(self) -> int:
@@ -84,8 +108,8 @@ class Policy(ABC):
 
     def logprobs(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (without gradient) of all loss tokens, ``[K]`` each."""
-        logprobs, entropy, _ = self.outputs(samples)
-        return logprobs, entropy
+        values, entropy, _ = self.outputs(samples)
+        return values, entropy
 
     def outputs(
         self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
@@ -100,11 +124,11 @@ class Policy(ABC):
         logits = read.logits.float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
-        logprobs, entropy = kernels.logprobs(
+        values, entropy = logprobs(
             logits, read.rows, read.targets, entropy_gradient=entropy_gradient
         )
         states = None if read.hidden is None else read.hidden.float()[read.rows][read.pairs]
-        return logprobs[read.pairs], entropy[read.rows][read.pairs], states
+        return values[read.pairs], entropy[read.rows][read.pairs], states
 
     def hidden(self, samples: Sequence[Sample]) -> Tensor:
         """Return the last hidden states ``[K, H]`` alone, with hardly any logits."""
@@ -134,49 +158,17 @@ class Policy(ABC):
         return torch.autocast(self._device_type, torch.bfloat16, enabled=self._autocast)
 
 
-class TreePolicy(Policy):
-    """Every distinct prefix once."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        temperature: float,
-        autocast: bool,
-        ops: kernels.TorchOps | None = None,
-    ) -> None:
-        super().__init__(model, temperature, autocast)
-        self._decoder = decoder.TreeDecoder(model, ops or kernels.TorchOps())
-
-    def microbatches(
-        self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
-    ) -> list[list[int]]:
-        """Count distinct prefixes only; see :class:`Policy`."""
-        return level(tree.pack_shared([model_input(s) for s in samples], budget), num_ranks)
-
-    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
-        prefixes = tree.build([model_input(s) for s in samples])
-        self.computed_tokens += prefixes.num_nodes
-        wanted, rows, targets, pairs = decoder.loss_pairs(prefixes, *_loss_tokens(samples))
-        states = self._decoder.hidden(prefixes, wanted)
-        logits = self._decoder.head(states)
-        at, tokens, expand = _tensors(logits.device, rows, targets, pairs)
-        return Read(logits, at, tokens, expand, states if hidden else None)
-
-    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
-        prefixes = tree.build([model_input(s) for s in samples])
-        self.computed_tokens += prefixes.num_nodes
-        wanted, rows, _, pairs = decoder.loss_pairs(prefixes, *_loss_tokens(samples))
-        states = self._decoder.hidden(prefixes, wanted)
-        at, expand = _tensors(states.device, rows, pairs)
-        return states[at][expand], None
-
-
 class PackedPolicy(Policy):
     """Rows one after the other, without padding, in one row of the model's input."""
 
-    def __init__(self, model: nn.Module, temperature: float, autocast: bool) -> None:
-        super().__init__(model, temperature, autocast)
+    def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
+        super().__init__(model, settings)
         packed.install(model)
+
+    @classmethod
+    def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
+        """See :meth:`Policy.fits`."""
+        return packed.supports(model)
 
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
@@ -202,16 +194,21 @@ class PackedPolicy(Policy):
         """Return the rows, and where each loss token's predecessor stands, and the token, [K]."""
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
-        positions, targets = _loss_tokens(samples)
+        positions, targets = loss_tokens(samples)
         starts = np.cumsum([0, *(len(row) for row in inputs)])
         at = np.concatenate([s + p - 1 for s, p in zip(starts[:-1], positions, strict=True)])
         device = next(self.model.parameters()).device
-        keep, tokens = _tensors(device, at, np.concatenate(targets))
+        keep, tokens = index_tensors(device, at, np.concatenate(targets))
         return inputs, keep, tokens
 
 
 class PaddedPolicy(Policy):
     """Rows padded on the right to the longest, with an attention mask."""
+
+    @classmethod
+    def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
+        """Return True: it runs any model."""
+        return True
 
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
@@ -228,14 +225,14 @@ class PaddedPolicy(Policy):
     def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
-        positions, targets = _loss_tokens(samples)
+        positions, targets = loss_tokens(samples)
         width = max(len(row) for row in inputs)
         ids, mask = np.zeros((2, len(inputs), width), dtype=np.int64)
         for n, row in enumerate(inputs):
             ids[n, : len(row)], mask[n, : len(row)] = row, 1
         at = np.concatenate([n * width + p - 1 for n, p in enumerate(positions)])
         device = next(self.model.parameters()).device
-        input_ids, attention_mask, keep, tokens = _tensors(
+        input_ids, attention_mask, keep, tokens = index_tensors(
             device, ids, mask, at, np.concatenate(targets)
         )
         with _last_hidden(self.model, wanted=hidden) as seen:
@@ -245,29 +242,19 @@ class PaddedPolicy(Policy):
         return Read(out.logits.flatten(0, 1)[keep], each, tokens, each, states)
 
 
-def choose_attention(
-    model: nn.Module, *, world_size: int, autocast: bool, recompute: bool = False
-) -> Road:
-    """Return the best road for a model."""
-    if world_size == 1 and not (autocast or recompute) and decoder.supports(model):
-        return "tree"
-    return "packed" if packed.supports(model) else "padded"
+def new_policy(model: nn.Module, settings: ForwardSettings) -> Policy:
+    """Return a model with the first forward pass that fits it: a plugin's, or one of ours.
 
-
-def make_policy(
-    road: Road,
-    model: nn.Module,
-    temperature: float,
-    *,
-    autocast: bool,
-    ops: kernels.TorchOps | None = None,
-) -> Policy:
-    """Return the policy of a road; ``ops`` are for the tree road (None: torch's)."""
-    if road == "tree":
-        return TreePolicy(model, temperature, autocast, ops)
-    if road == "packed":
-        return PackedPolicy(model, temperature, autocast)
-    return PaddedPolicy(model, temperature, autocast)
+    Raises:
+        PluginError: When the class of a registered forward pass cannot be imported.
+    """
+    found = registry.others_first("forward_passes")
+    classes: list[type[Policy]] = [registry.resolve("forward_passes", r.key) for r in found]
+    classes.append(PackedPolicy)
+    for cls in classes:
+        if cls.fits(model, settings):
+            return cls(model, settings)
+    return PaddedPolicy(model, settings)
 
 
 @contextmanager
@@ -285,12 +272,13 @@ def _last_hidden(model: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def _loss_tokens(samples: Sequence[Sample]) -> tuple[list[tree.Index], list[IntArray]]:
+def loss_tokens(samples: Sequence[Sample]) -> tuple[list[Index], list[IntArray]]:
     """Return for each sample the positions of its loss tokens, and the tokens there."""
     positions = [np.flatnonzero(s.loss_mask).astype(np.int64) for s in samples]
     targets = [s.token_ids[at] for s, at in zip(samples, positions, strict=True)]
     return positions, targets
 
 
-def _tensors(device: torch.device, *arrays: np.ndarray) -> tuple[Tensor, ...]:
+def index_tensors(device: torch.device, *arrays: np.ndarray) -> tuple[Tensor, ...]:
+    """Return arrays as int64 tensors on a device."""
     return tuple(torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)

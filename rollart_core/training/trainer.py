@@ -36,7 +36,7 @@ from rollart_core.training.loading import load_on_device
 from rollart_core.training.lora import put_adapters, trained_weights
 from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
-from rollart_core.training.policy import Policy, choose_attention, make_policy
+from rollart_core.training.policy import ForwardSettings, Policy, new_policy
 from rollart_core.training.recompute import recompute_activations
 from rollart_core.training.reference import ReferencePolicy
 from rollart_core.training.report import TrainStepReport
@@ -50,8 +50,6 @@ from rollart_core.training.signals import (
 )
 from rollart_core.training.step_kl import StepKL
 from rollart_core.types import FloatArray, Group, Sample
-from rollart_cpu.training.kernels import TorchOps
-from rollart_cpu.training.native import native_ops
 
 CLIP_HISTORY = "clip_history"
 """What a checkpoint calls the norms that ``trainer.clip`` has seen."""
@@ -510,20 +508,19 @@ class Trainer:
     def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
         size = distributed.world_size()
         autocast = self._bfloat16 and size == 1  # FSDP2 casts by itself what it gathers
-        recompute = self._config.activation_checkpointing
-        road = choose_attention(model, world_size=size, autocast=autocast, recompute=recompute)
-        return make_policy(road, model, temperature, autocast=autocast, ops=self._ops())
+        settings = ForwardSettings(
+            temperature=temperature,
+            autocast=autocast,
+            recompute=self._config.activation_checkpointing,
+            world_size=size,
+            kernels=self._config.kernels,
+        )
+        return new_policy(model, settings)
 
     @property
     def _bfloat16(self) -> bool:
         """Whether matrix products are computed in bfloat16."""
         return self._config.autocast == "bfloat16" or self._dtype == torch.bfloat16
-
-    def _ops(self) -> TorchOps | None:
-        """Return the functions in C where the config and the device allow it; None for torch's."""
-        if self._config.kernels == "torch" or self._device.type != "cpu":
-            return None
-        return native_ops(required=self._config.kernels == "native")
 
     def _new_optimizer(self, **changes: object) -> GuardedAdamW:
         config = self._config.model_copy(update=changes)

@@ -20,7 +20,7 @@ import zoo
 from rollart_core.contracts.agent import AgentResult, AgentStart
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.plugins.hookspecs import hookimpl
-from rollart_sandboxes.pool import loop
+from rollart_core.rollout import loop
 from rollart_sandboxes.pool.source import SandboxSource
 
 SPLITS = ("train", "test")

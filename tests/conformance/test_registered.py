@@ -21,12 +21,15 @@ from rollart_core.contracts.hardware import HardwareMapper
 from rollart_core.contracts.inference import InferenceEngine
 from rollart_core.contracts.reward import GroupReward, Reward, RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.contracts.sandbox_service import SandboxService
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
 from rollart_core.plugins.registry import load_object
+from rollart_core.runtime.workers import WorkersRuntime
+from rollart_core.training.policy import Policy
 from rollart_testing import CheckOutcome, CheckResult, assert_checks, check_env
 from rollart_testing.agent_checks import run_agent_checks
 from rollart_testing.agent_play import AgentSubject
@@ -44,6 +47,9 @@ BASES: dict[str, tuple[type, ...]] = {
     "weight_channels": (WeightChannel,),
     "trackers": (Tracker,),
     "env_adapters": (EnvAdapter,),
+    "runtimes": (WorkersRuntime,),
+    "forward_passes": (Policy,),
+    "sandbox_services": (SandboxService,),
 }
 NO_EXAMPLES = {
     "openenv": "it needs a running server: tests/adapters/test_real_openenv.py",

@@ -17,9 +17,9 @@ import gymnasium
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.contracts.reward import Reward, RewardResult
 from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.rollout import loop
 from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolResult, tool
 from rollart_core.spaces import Text
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import SandboxSource
 from rollart_testing.sandbox import FakeSandbox
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from support.pace import scaled
 from swe_repositories import FIX, SHAPES, diff, git, pytest_packages, write
 
+from rollart_core.rollout import loop
 from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import base_tree
 from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.workspace import needs_of
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import sandbox_source
 
 FOLDER = Path(__file__).parents[1] / "attacks"

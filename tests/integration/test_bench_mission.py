@@ -19,7 +19,7 @@ from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins import registry
 from rollart_core.plugins.hookspecs import hookimpl
-from rollart_planner.run_plan import demand_of, place
+from rollart_core.runtime.placement import demand_of, place
 from rollart_ray import pools as ray_pools
 
 HOOK = "rollart_environments"

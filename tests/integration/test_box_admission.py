@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.errors import SandboxFailure
 from rollart_sandboxes.pool.admission import Admission, Request
 from rollart_sandboxes.pool.gc import collect_garbage
 from rollart_sandboxes.pool.live import Line, LiveSandboxes, live_sandboxes, new_record
 from rollart_sandboxes.pool.machine import Machine
-from rollart_sandboxes.pool.options import PoolOptions
 from rollart_sandboxes.pool.owner import (
     HOST_LABEL,
     is_alive,

@@ -20,8 +20,9 @@ from support.processes import is_running, wait_gone
 from typer.testing import CliRunner
 
 from rollart_core.errors import ConfigError, SandboxFailure
+from rollart_core.rollout import loop
 from rollart_sandboxes.cli.sandbox import app
-from rollart_sandboxes.pool import loop, source
+from rollart_sandboxes.pool import source
 from rollart_sandboxes.pool.gc import collect_garbage
 from rollart_sandboxes.pool.live import (
     FOLDER_VARIABLE,
@@ -38,7 +39,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 OWNER = """
 import os, sys, time
-from rollart_sandboxes.pool import loop
+from rollart_core.rollout import loop
 from rollart_sandboxes.pool.source import sandbox_source
 source = sandbox_source({options}, {pool})
 async def work():

@@ -11,13 +11,13 @@ from pydantic import BaseModel, ValidationError
 
 from rollart_core.config.load import load_config
 from rollart_core.config.run import AsyncRun, SyncRun
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.errors import ConfigError
 from rollart_core.evals.suite import Suite
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import plugins
 from rollart_planner.cluster import Cluster
 from rollart_sandboxes.isolation.config import Isolation
-from rollart_sandboxes.pool.options import PoolOptions
 
 BASE = "env: frozenlake\nmodel: {kind: new}\nstop: {batches: 2}\n"
 _LOW, _HIGH = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}

@@ -12,8 +12,9 @@ from rollart_core.config.run import Trainer as TrainerConfig
 from rollart_core.config.training import Critic, Reference
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.errors import BatchRefused, ConfigError
-from rollart_core.training.policy import make_policy
+from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy
 from rollart_core.training.trainer import Trainer, load_model
+from rollart_cpu.training.policy import TreePolicy
 
 
 class Head(torch.nn.Module):
@@ -79,8 +80,8 @@ def model_path(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("road", ["tree", "packed", "padded"])
-def test_every_road_shows_the_hidden_states_its_logits_come_from(model_path, road):
+@pytest.mark.parametrize("forward_pass", [TreePolicy, PackedPolicy, PaddedPolicy])
+def test_every_forward_pass_shows_the_hidden_states_its_logits_come_from(model_path, forward_pass):
     samples = [make_sample(np.random.default_rng(n), 30 + n, prefix=8) for n in (1, 2)]
     model = load_model(model_path)
     want = []
@@ -88,7 +89,7 @@ def test_every_road_shows_the_hidden_states_its_logits_come_from(model_path, roa
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         states = model(ids, output_hidden_states=True).hidden_states[-1][0]
         want.append(states[np.flatnonzero(sample.loss_mask) - 1])
-    policy = make_policy(road, load_model(model_path), 0.7, autocast=False)
+    policy = forward_pass(load_model(model_path), ForwardSettings(temperature=0.7))
     logprobs, _, hidden = policy.outputs(samples, hidden=True)
     torch.testing.assert_close(hidden, torch.cat(want), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(policy.hidden(samples), torch.cat(want), rtol=1e-4, atol=1e-5)

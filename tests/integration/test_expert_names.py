@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from rollart_core.config.run import Trainer
 from rollart_core.errors import ConfigError
+from rollart_core.models.shape import of_config
 from rollart_core.plugins.registry import build
 from rollart_core.training import checkpoint
 from rollart_core.training.trainer import Trainer as LiveTrainer
 from rollart_core.types import Sample
-from rollart_planner.shape import of_config
 from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.sglang_weights import model_folder
 

@@ -33,6 +33,7 @@ from rollart_core.errors import (
     UserError,
 )
 from rollart_core.plugins import registry
+from rollart_core.rollout import loop
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_sandboxes.isolation import sandbox as box_module
 from rollart_sandboxes.isolation import slots as seats
@@ -41,7 +42,6 @@ from rollart_sandboxes.isolation.env import open_env
 from rollart_sandboxes.isolation.image import Build, build_image, find_project
 from rollart_sandboxes.isolation.recipe import recipe_of
 from rollart_sandboxes.isolation.venv import made_venv
-from rollart_sandboxes.pool import loop
 
 ODD = "odd_env:OddEnv"
 TESTS = Path(__file__).resolve().parent.parent

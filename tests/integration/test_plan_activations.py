@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from rollart_core.models.shape import of_config
 from rollart_planner.memory import TrainingNumbers, rank_bytes
-from rollart_planner.shape import of_config
 
 NUM_TOKENS = 512
 SIZES = {

@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import ResolvedRun, resolve_run
+from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.errors import ConfigError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
-from rollart_sandboxes.pool.options import SandboxedOptions
 
 BASE = """
 env: maze

@@ -17,10 +17,10 @@ from rollart_core.errors import ConfigError
 from rollart_core.inference.router import Router
 from rollart_core.runtime import planning
 from rollart_core.runtime.launch import launch
+from rollart_core.runtime.placement import workloads_of
 from rollart_core.runtime.planning import RunPlan
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.types import Task, Ticket, Trajectory, Turn
-from rollart_planner.run_plan import workloads_of
 from rollart_testing.modelled_engine import ModelledEngine
 
 SHAPE = ModelShape(8_000_000_000, 32, 32, 8, 128)
@@ -81,7 +81,7 @@ class Started:
 @pytest.fixture(autouse=True)
 def _large_model(monkeypatch):
     """The model of the config is tiny; this one makes hardware matter."""
-    monkeypatch.setattr("rollart_planner.run_plan.shape_of", lambda model: SHAPE)
+    monkeypatch.setattr("rollart_core.runtime.placement.shape_of", lambda model: SHAPE)
 
 
 def read_and_write(n: int) -> list[Trajectory]:

@@ -10,9 +10,9 @@ import pytest
 from grading_attacks import GOLD, READING, Bench, attacks, pairs
 from sandbox_walls import IMAGE, no_bubblewrap, no_docker
 
+from rollart_core.rollout import loop
 from rollart_envs.swe import repair_judge
 from rollart_sandboxes.judging.functions import HiddenTest, JudgeInterpreter, judge
-from rollart_sandboxes.pool import loop
 
 PYTHON = "/usr/bin/python3"
 BLIND = b"""

@@ -10,10 +10,10 @@ import pytest
 from sandbox_walls import IMAGE, no_docker
 from swe_repositories import git, shapes_task
 
+from rollart_core.rollout import loop
 from rollart_envs.swe.function_env import FunctionRepairEnv
 from rollart_envs.swe.repair_env import RepairEnv
 from rollart_envs.swe.validate import validate
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import sandbox_source
 
 WALL = {"id": "docker", "image": IMAGE, "pull": "never"}

@@ -12,13 +12,13 @@ from sandbox_walls import no_bubblewrap
 from swe_repositories import FIX, SHAPES, diff, git, pytest_packages, shapes_task, write
 
 from rollart_core.errors import SandboxFailure
+from rollart_core.rollout import loop
 from rollart_envs.swe.acceptable import acceptable
 from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import TaskFailure, base_tree, find_repository
 from rollart_envs.swe.runs import test_run
 from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.workspace import needs_of
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import sandbox_source
 
 

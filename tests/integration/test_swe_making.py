@@ -19,6 +19,7 @@ from swe_history import STEPS, write
 
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_core.plugins import registry
+from rollart_core.rollout import loop
 from rollart_envs.swe.benches import Benches, FailureCount, in_order
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.make import Bounds
@@ -31,7 +32,6 @@ from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.statement import leaked
 from rollart_envs.swe.suite import Checkout, FilesRefused, Suite
 from rollart_envs.swe.task_folder import TaskFolder
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import sandbox_source
 
 BUBBLEWRAP: dict[str, object] = {"id": "bubblewrap"}

@@ -11,11 +11,11 @@ from sandbox_walls import no_bubblewrap
 from swe_repositories import git, shapes_task
 
 from rollart_core.errors import ConfigError, SandboxFailure
+from rollart_core.rollout import loop
 from rollart_envs.swe.repair_env import RepairEnv, expert_actions
 from rollart_envs.swe.repository import TaskFailure
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.tools import Bash, parse_action
-from rollart_sandboxes.pool import loop
 
 WALLS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from test_run import num_trained, start, wait_for_batches
 
+from rollart_core.rollout import loop
 from rollart_core.store.audit import audit
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
 from tests.sandbox_walls import HELD, IN_DOCKER, missing
 

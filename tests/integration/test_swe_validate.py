@@ -12,10 +12,10 @@ from swe_repositories import shapes_task
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import ConfigError, SandboxFailure, UserError
+from rollart_core.rollout import loop
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.taskbook import own_file
 from rollart_envs.swe.validate import Verdict, validate
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 NOT_QUICK = 160

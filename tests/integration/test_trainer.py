@@ -4,7 +4,7 @@ import math
 import os
 import pickle
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,14 +21,32 @@ from small_models import (
 )
 
 from rollart_algorithms.grpo import GRPO
+from rollart_core.contracts.forward_pass import ForwardPassSpec
 from rollart_core.errors import ConfigError, TrainingDiverged
-from rollart_core.training.policy import Road, choose_attention, make_policy
+from rollart_core.plugins import manager as plugins
+from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.training.policy import (
+    ForwardSettings,
+    Kernels,
+    PackedPolicy,
+    PaddedPolicy,
+    Policy,
+    new_policy,
+)
 from rollart_core.training.recompute import recompute_activations
 from rollart_core.training.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
 from rollart_cpu.training.native import native_ops
+from rollart_cpu.training.policy import TreePolicy
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
+FORWARD_PASSES: dict[str, type[Policy]] = {
+    "native": TreePolicy,
+    "tree": TreePolicy,
+    "packed": PackedPolicy,
+    "autocast": PackedPolicy,
+    "padded": PaddedPolicy,
+}
 OVERFLOWS = -1e9
 """An inference logprob so small that the ratio to it is infinite, and so is the loss."""
 
@@ -39,15 +57,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
-@pytest.mark.parametrize("road", ["native", "tree", "packed", "padded"])
-def test_every_road_gives_the_models_own_logprobs_and_gradients(
-    architecture: str, road: str, tmp_path: Path
+@pytest.mark.parametrize("name", ["native", "tree", "packed", "padded"])
+def test_every_forward_pass_gives_the_models_own_logprobs_and_gradients(
+    architecture: str, name: str, tmp_path: Path
 ) -> None:
-    ops = native_ops() if road == "native" else None
-    if road == "native":
-        if ops is None:
-            pytest.skip("no C compiler")
-        road = "tree"
+    if name == "native" and native_ops() is None:
+        pytest.skip("no C compiler")
     path = save_model(tmp_path, architecture)
     rng = np.random.default_rng(1)
     samples = [make_sample(rng, n, prefix=p) for n, p in ((40, 20), (200, 20), (90, 70), (90, 70))]
@@ -55,9 +70,8 @@ def test_every_road_gives_the_models_own_logprobs_and_gradients(
     weights = torch.randn(sum(s.num_loss_tokens for s in samples))
     plain, model = load_model(path), load_model(path)
     want = torch.cat([reference_logprobs(plain, s, 0.7) for s in samples])
-    got, entropy = make_policy(cast(Road, road), model, 0.7, autocast=False, ops=ops).logprobs(
-        samples
-    )
+    settings = ForwardSettings(temperature=0.7, kernels="native" if name == "native" else "torch")
+    got, entropy = FORWARD_PASSES[name](model, settings).logprobs(samples)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert entropy.min() > 0
     assert entropy.max() < math.log(VOCAB)
@@ -67,20 +81,20 @@ def test_every_road_gives_the_models_own_logprobs_and_gradients(
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("road", ["native", "tree", "packed", "padded", "autocast"])
-def test_every_road_gives_the_gradient_of_the_entropy(road: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["native", "tree", "packed", "padded", "autocast"])
+def test_every_forward_pass_gives_the_gradient_of_the_entropy(name: str, tmp_path: Path) -> None:
     path = save_model(tmp_path)
     rng = np.random.default_rng(1)
     samples = [make_sample(rng, n, prefix=p) for n, p in ((40, 20), (90, 70), (90, 70))]
     samples.append(samples[1])  # tokens in common: the tree computes them once
-    ops = native_ops() if road == "native" else None
-    if road == "native" and ops is None:
+    if name == "native" and native_ops() is None:
         pytest.skip("no C compiler")
-    kind = cast(Road, {"native": "tree", "autocast": "packed"}.get(road, road))
-    autocast = road == "autocast"
+    autocast = name == "autocast"
     weights = torch.randn(2, sum(s.num_loss_tokens for s in samples))
     plain, model = load_model(path), load_model(path)
-    policy = make_policy(kind, model, 0.7, autocast=autocast, ops=ops)
+    kernels: Kernels = "native" if name == "native" else "torch"
+    settings = ForwardSettings(temperature=0.7, autocast=autocast, kernels=kernels)
+    policy = FORWARD_PASSES[name](model, settings)
     got, entropy, _ = policy.outputs(samples, entropy_gradient=True)
     same, without, _ = policy.outputs(samples)
     assert torch.equal(same, got)
@@ -102,24 +116,48 @@ def test_every_road_gives_the_gradient_of_the_entropy(road: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes", "road"),
+    ("architecture", "changes", "expected"),
     [
-        ("qwen3", {}, "tree"),
-        ("llama", {"hidden_act": "gelu"}, "packed"),
-        ("mistral", {"sliding_window": 16}, "padded"),
-        ("gpt2", {"n_embd": 32, "n_head": 2, "n_layer": 1}, "packed"),
+        ("qwen3", {}, TreePolicy),
+        ("llama", {"hidden_act": "gelu"}, PackedPolicy),
+        ("mistral", {"sliding_window": 16}, PaddedPolicy),
+        ("gpt2", {"n_embd": 32, "n_head": 2, "n_layer": 1}, PackedPolicy),
     ],
 )
-def test_the_road_suits_the_model(
-    architecture: str, changes: dict[str, object], road: Road, tmp_path: Path
+def test_the_forward_pass_fits_the_model(
+    architecture: str, changes: dict[str, object], expected: type[Policy], tmp_path: Path
 ) -> None:
     model = load_model(save_model(tmp_path, architecture, **changes))
-    chosen = choose_attention(model, world_size=1, autocast=False)
-    assert chosen == road
     sample = make_sample(np.random.default_rng(0), 40)
     want = reference_logprobs(model, sample, 1.0)
-    got, _ = make_policy(chosen, model, 1.0, autocast=False).logprobs([sample, sample])
+    policy = new_policy(model, ForwardSettings())  # which may change the model's attention
+    assert type(policy) is expected
+    got, _ = policy.logprobs([sample, sample])
     torch.testing.assert_close(got, torch.cat([want, want]), rtol=1e-4, atol=1e-5)
+
+
+class ForeignPolicy(PaddedPolicy):
+    """A forward pass of another distribution, for one kind of model."""
+
+    @classmethod
+    def fits(cls, model: torch.nn.Module, settings: ForwardSettings) -> bool:
+        return model.config.model_type == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"), [("qwen3", ForeignPolicy), ("llama", TreePolicy)]
+)
+def test_a_forward_pass_of_a_plugin_comes_before_ours_where_it_fits(
+    architecture: str, expected: type[Policy], tmp_path: Path
+) -> None:
+    spec = ForwardPassSpec(
+        id="zeta/Fast-v1", entry_point=f"{__name__}:ForeignPolicy", contract_version=2
+    )
+    plugin = SimpleNamespace(rollart_forward_passes=hookimpl(lambda: [spec]))
+    model = load_model(save_model(tmp_path, architecture))
+    with plugins.using({"zeta": plugin}):
+        found = type(new_policy(model, ForwardSettings()))
+    assert found.__name__ == expected.__name__
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
@@ -134,9 +172,8 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number(
         model = load_model(path)
         if recompute:
             recompute_activations(model)
-        road = choose_attention(model, world_size=1, autocast=False, recompute=True)
-        assert road == "packed"  # the tree road goes past the layers
-        policy = make_policy(road, model, 1.0, autocast=False)
+        policy = new_policy(model, ForwardSettings(recompute=True))
+        assert type(policy) is PackedPolicy  # the prefix tree goes past the layers
         num_bytes: list[int] = []
 
         def pack(t: torch.Tensor, num_bytes: list[int] = num_bytes) -> torch.Tensor:

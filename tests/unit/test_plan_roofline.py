@@ -4,9 +4,9 @@ import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
+from rollart_core.runtime.workload import cached_tokens, decode_context, held_tokens, total_tokens
 from rollart_planner import roofline
 from rollart_planner.devices import DEVICES, find_device
-from rollart_planner.workload import cached_tokens, decode_context, held_tokens, total_tokens
 
 # 10^9 parameters in 2 bytes; 10 layers x 10 heads of 100; 2 x 10 x 1 x 100 x 2 = 4,000 bytes of KV
 MODEL = ModelShape(10**9, 10, 10, 1, 100)

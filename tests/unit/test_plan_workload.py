@@ -3,8 +3,8 @@
 import pytest
 
 from rollart_core.contracts.env import Workload
+from rollart_core.runtime.workload import WorkloadMeter, departures, of_trajectory
 from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory, Turn
-from rollart_planner.workload import WorkloadMeter, departures, of_trajectory
 
 
 def trajectory(*turns: tuple[int, int, float], failed: bool = False) -> Trajectory:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -9,7 +10,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
 import rollart_core
+from rollart_core.config.problems import Problem
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.sandbox_service import SandboxService, SandboxServiceSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins import registry
@@ -141,3 +144,76 @@ def test_a_module_that_another_one_lacks_is_no_matter_of_the_path(
 def test_context_is_passed_beside_the_options() -> None:
     built = registry.build("weight_channels", "acme_maze:Maze", {"walls": (1,)}, width=1)
     assert (built.width, built.walls) == (1, (1,))
+
+
+class NoSandboxes(SandboxService):
+    """Refuses every environment."""
+
+    def option_problems(self, env_id, options):
+        return [Problem(("isolation",), "there are no sandboxes")]
+
+    def describe(self, env_id, options):
+        raise ConfigError("there are no sandboxes")
+
+    fit = make = open = fault = collect_garbage = describe
+
+
+def service_of(name: str) -> object:
+    @hookimpl
+    def rollart_sandbox_services() -> list[SandboxServiceSpec]:
+        path = f"{__name__}:NoSandboxes"
+        return [SandboxServiceSpec(id=f"{name}/Service-v1", entry_point=path, contract_version=2)]
+
+    return SimpleNamespace(rollart_sandbox_services=rollart_sandbox_services)
+
+
+def test_every_use_of_the_option_isolation_asks_the_sandbox_service_of_a_plugin() -> None:
+    options = {"isolation": {"kind": "venv"}}
+    with plugins.using({"acme": service_of("acme")}):
+        assert isinstance(registry.sandbox_service(), NoSandboxes)
+        (problem,) = registry.option_problems("environments", "maze", options)
+        assert problem.message == "there are no sandboxes"
+        for ask in (registry.env_spec, partial(registry.build, "environments")):
+            with pytest.raises(ConfigError, match="there are no sandboxes"):
+                ask("maze", options)
+    assert type(registry.sandbox_service()).__module__ == "rollart_sandboxes.service"
+
+
+def test_two_other_sandbox_services_are_refused_with_both_names() -> None:
+    both = {"acme": service_of("acme"), "zeta": service_of("zeta")}
+    with (
+        plugins.using(both),
+        pytest.raises(PluginError, match=r"'acme' .* and 'zeta' .* bring one: uninstall one"),
+    ):
+        registry.sandbox_service()
+
+
+def test_no_sandbox_service_is_said() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_current", plugins.load(found=[]))
+        with pytest.raises(PluginError, match="no sandbox service is installed"):
+            registry.make("maze", isolation="venv")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("acme_maze:Maze", "environments"),
+        ("acme_maze:NoSuchClass", "environments"),
+        ("no_such_module:Class", "environments"),
+        (f"{__name__}:NoSandboxes", "sandbox_services"),
+        ("rollart_testing:FakeReward", "rewards"),
+        ("rollart_testing:FakeGroupReward", "rewards"),
+        ("rollart_testing:FakeAlgorithm", "algorithms"),
+        ("rollart_testing:FakeMapper", "hardware_mappers"),
+        ("rollart_testing:ScriptedEngine", "inference_engines"),
+        ("rollart_testing:FakeSandbox", "sandboxes"),
+        ("rollart_testing:FaultyBackend", "reward_backends"),
+        ("rollart_testing:FakeWeightChannel", "weight_channels"),
+        ("rollart_testing:FakeTracker", "trackers"),
+        ("rollart_ray.runtime:RayRuntime", "runtimes"),
+        ("rollart_envs.swe.function_agent:FunctionRepairAgent", "agents"),
+    ],
+)
+def test_a_class_is_of_the_kind_of_its_base(path: str, kind: str) -> None:
+    assert registry.kind_of(path) == kind

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollart_core.config.base import MOST, PositiveInt, Seconds
+from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_envs.files import missing_files
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
-from rollart_sandboxes.pool.options import SandboxedOptions
 
 _PYTHON = Field(pattern=r"^(/.*)?$")
 

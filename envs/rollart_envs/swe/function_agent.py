@@ -84,7 +84,7 @@ class FunctionRepairAgent(SandboxAgent):
 
     async def solve(self) -> None:
         """Write the task's own solution."""
-        from rollart_sandboxes.pool import loop
+        from rollart_core.rollout import loop
 
         await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from rollart_core.errors import SandboxFailure, UserError
+from rollart_core.rollout import loop
 from rollart_envs.swe.benches import of_start
 from rollart_envs.swe.make import Judge, Row
 from rollart_envs.swe.repair_judge import Report, judge_patch
@@ -19,7 +20,6 @@ from rollart_envs.swe.repository import RepositoryTree, TaskFailure, base_tree
 from rollart_envs.swe.task import RepairTask, RowError, repair_task
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.workspace import Needs, needs_of
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.source import SandboxSource
 
 T = TypeVar("T")

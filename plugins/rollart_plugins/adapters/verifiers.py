@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,12 +18,8 @@ from rollart_core.contracts.adapter import EnvAdapter
 from rollart_core.contracts.env import EnvSpec, Timeouts
 from rollart_core.errors import PluginError
 from rollart_plugins.adapters.fields import Folder, Splits
+from rollart_plugins.adapters.verifiers_task import HARNESS, VerifiersTask, summary_of
 
-if TYPE_CHECKING:
-    from rollart_plugins.adapters.verifiers_task import VerifiersTask
-
-HARNESS = "rollart_chat"
-"""Of the harness here; see ``verifiers_chat.py``."""
 DEFAULT_TURNS = 10
 
 
@@ -67,8 +63,6 @@ class VerifiersAdapter(EnvAdapter):
         Raises:
             UserError: When package, id or options are wrong.
         """
-        from rollart_plugins.adapters.verifiers_task import VerifiersTask
-
         chosen = self._chosen(options)
         return VerifiersTask(env_id, chosen)
 
@@ -78,8 +72,6 @@ class VerifiersAdapter(EnvAdapter):
         Raises:
             UserError: When package, id or options are wrong.
         """
-        from rollart_plugins.adapters.verifiers_task import summary_of
-
         chosen = self._chosen(options)
         return EnvSpec(
             id=env_id,

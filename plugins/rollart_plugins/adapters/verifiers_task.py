@@ -30,6 +30,8 @@ from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError,
 if TYPE_CHECKING:
     from rollart_plugins.adapters.verifiers import VerifiersOptions
 
+HARNESS: Final = "rollart_chat"
+"""Of the harness here; see ``verifiers_chat.py``."""
 _ENDLESS: Final = {"train": (0, 1000), "test": (1000, 1200)}
 _TEST_SHARE: Final = 5
 """One task of so many is for the test."""
@@ -148,7 +150,6 @@ def _config(taskset_id: str, options: VerifiersOptions) -> Any:
     from verifiers.v1.utils.loaders import resolve_env_config, taskset_class
 
     from rollart_plugins.adapters import verifiers_chat
-    from rollart_plugins.adapters.verifiers import HARNESS
 
     # verifiers finds harnesses by the name of a module at the top.
     sys.modules.setdefault(HARNESS, verifiers_chat)

@@ -35,8 +35,8 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.loading import RunnerOptions, load_runner, pick_device
 from rollart_core.models.lora import AdapterBase
+from rollart_cpu.inference.loading import RunnerOptions, load_runner, pick_device
 from rollart_cpu.inference.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.incoming import Incoming, Stage, fetch

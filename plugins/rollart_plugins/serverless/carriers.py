@@ -19,8 +19,8 @@ from typing import Any
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import first_line
+from rollart_core.rollout import loop as boxes
 from rollart_plugins.serverless.worker import LINE_BYTES
-from rollart_sandboxes.pool import loop as boxes
 from rollart_sandboxes.pool.source import SandboxSource
 
 PROGRAM = "rollart_plugins.serverless.worker"

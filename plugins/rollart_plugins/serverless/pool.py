@@ -125,7 +125,7 @@ class PoolBackend(RemoteBackend):
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._source is not None:
-            from rollart_sandboxes.pool.loop import on_loop
+            from rollart_core.rollout.loop import on_loop
 
             await on_loop(self._source.close())
 

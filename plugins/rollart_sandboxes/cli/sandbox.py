@@ -35,7 +35,7 @@ def sandbox() -> None:
 @app.command("list", epilog="Example: rollart sandbox list --json")
 def list_sandboxes(as_json: Json = False) -> None:
     """List the boxes of all your runs on this machine."""
-    from rollart_sandboxes.pool import loop
+    from rollart_core.rollout import loop
     from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
 
     now = time.time()
@@ -55,7 +55,8 @@ def list_sandboxes(as_json: Json = False) -> None:
 @app.command("gc", epilog="Example: rollart sandbox gc")
 def collect_garbage(as_json: Json = False) -> None:
     """Remove what the boxes of killed runs left: containers, cgroups, folders."""
-    from rollart_sandboxes.pool import gc, loop
+    from rollart_core.rollout import loop
+    from rollart_sandboxes.pool import gc
     from rollart_sandboxes.pool.doctor import walls
     from rollart_sandboxes.pool.live import LiveSandboxes
 
@@ -93,7 +94,7 @@ def doctor(
 
     The exit code is 0 when at least one real wall (or the one that is named) works.
     """
-    from rollart_sandboxes.pool import loop
+    from rollart_core.rollout import loop
     from rollart_sandboxes.pool.doctor import diagnose, machine, walls
 
     chosen = as_options(options or [])

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from rollart_core.config.base import PositiveInt
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.config.run import Deadlines
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.errors import ConfigError
 from rollart_core.plugins import registry
-from rollart_sandboxes.pool.options import PoolOptions
 
 KEY = registry.ISOLATION
 SANDBOX = {"docker": "docker", "bubblewrap": "bubblewrap", "venv": "process"}

@@ -1,7 +1,7 @@
 """What a box says of an environment: its spec, and what is wrong with its options.
 
-Takes: an id, its options, the key ``isolation``. Gives: :class:`Described`. Never: believes a box
-more than it must: a spec is made field by field, and of the types that the contract has.
+Takes: an id, its options, the key ``isolation``. Gives: an ``IsolatedDescription``. Never: believes
+a box more than it must: a spec is made field by field, and of the types that the contract has.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rollart_core.config.problems import Problem
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.sandbox_service import IsolatedDescription
 from rollart_core.errors import ConfigError, PluginError, SandboxFailure
 from rollart_core.plugins import registry
+from rollart_core.rollout import loop
 from rollart_sandboxes.isolation import config
 from rollart_sandboxes.isolation.recipe import recipe_of
 from rollart_sandboxes.isolation.slots import EnvSlot, json_options
-from rollart_sandboxes.pool import loop
 
 START_S = 30.0
 """Given to a reset besides the environment's own seconds, for a box that has to start."""
@@ -27,22 +28,10 @@ _MAX_TEXT = 1000
 _ENTRY_POINT = "rollart_sandboxes.isolation.env:IsolatedEnv"
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """An environment, as its box describes it."""
-
-    spec: EnvSpec
-    problems: list[Problem] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
-    """Checked and filled with defaults by the environment's own model, and the isolation."""
-    distribution: str = "unregistered"
-    version: str = "0"
+_known: dict[str, IsolatedDescription] = {}
 
 
-_known: dict[str, Described] = {}
-
-
-def describe(env_id: str, options: Mapping[str, object]) -> Described:
+def describe(env_id: str, options: Mapping[str, object]) -> IsolatedDescription:
     """Ask a box, once in this process for the same question.
 
     Raises:
@@ -83,7 +72,7 @@ def _asked(seat: EnvSlot) -> dict[str, Any]:
 
 def _read(
     env_id: str, said: Mapping[str, Any], isolation: config.Isolation, rest: Mapping[str, object]
-) -> Described:
+) -> IsolatedDescription:
     try:
         problems = [Problem(tuple(path), str(why)) for path, why in said.get("problems", ())]
         spec = read_spec(env_id, said.get("spec") or {})
@@ -95,7 +84,7 @@ def _read(
     if spec.sandbox is not None:
         raise ConfigError(f"{env_id} starts boxes of its own ({spec.sandbox}): leave isolation out")
     _check_network(spec, isolation)
-    return Described(
+    return IsolatedDescription(
         spec,
         problems,
         {**options, config.KEY: isolation.as_dict()},

@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium
 
 from rollart_core.errors import PluginError, SandboxFailure
+from rollart_core.rollout import loop
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
 from rollart_sandboxes.isolation import config
 from rollart_sandboxes.isolation.recipe import Recipe, recipe_of
 from rollart_sandboxes.isolation.slots import EnvSlot
-from rollart_sandboxes.pool import loop
 
 Reset = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.errors import SandboxFailure
 from rollart_sandboxes.pool.admission_policy import AdmissionDecision, SandboxNeeds, decide
 from rollart_sandboxes.pool.live import Line, LiveSandboxes, new_record
 from rollart_sandboxes.pool.machine import Machine, look
-from rollart_sandboxes.pool.options import PoolOptions
 
 _POLL_S: Final = 0.03
 _WAIT_S: Final = 60.0

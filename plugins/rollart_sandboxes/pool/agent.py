@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.errors import EnvironmentFailure
-from rollart_sandboxes.pool import loop
+from rollart_core.rollout import loop
 from rollart_sandboxes.pool.lease import SandboxLease
 from rollart_sandboxes.pool.source import SandboxSource
 

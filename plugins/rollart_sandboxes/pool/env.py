@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium
 
 from rollart_core.contracts.sandbox import Sandbox
+from rollart_core.rollout import loop
 from rollart_core.spaces import Text
 from rollart_core.types import Observation
-from rollart_sandboxes.pool import loop
 from rollart_sandboxes.pool.lease import SandboxLease
 from rollart_sandboxes.pool.source import SandboxSource
 

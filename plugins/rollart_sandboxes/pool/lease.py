@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from rollart_core.contracts.sandbox import Sandbox
-from rollart_sandboxes.pool import loop
+from rollart_core.rollout import loop
 from rollart_sandboxes.pool.source import SandboxSource
 
 T = TypeVar("T")

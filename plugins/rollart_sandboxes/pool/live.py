@@ -25,12 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import SandboxFailure
 from rollart_sandboxes.pool.owner import labels, owner_mark
 
 FOLDER_VARIABLE: Final = "ROLLART_BOXES_DIR"
-RUN_VARIABLE: Final = "ROLLART_RUN"
-"""Names the run, in its processes."""
 _LOCK: Final = ".lock"
 _QUEUE: Final = "queue"
 _POLL_S: Final = 0.005

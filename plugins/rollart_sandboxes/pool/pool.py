@@ -15,12 +15,12 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import EpisodeError, SandboxFailure, boundary
 from rollart_core.plugins import registry
 from rollart_sandboxes.pool.admission import Admission, Request
 from rollart_sandboxes.pool.live import Line
-from rollart_sandboxes.pool.options import PoolOptions
 
 WARM_S: Final = 300.0
 """Longest time that a box waits in the stock; it gets that much more time to live."""

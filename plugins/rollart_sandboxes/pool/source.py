@@ -7,7 +7,6 @@ leaves a box behind when the process ends.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import json
 import os
@@ -16,12 +15,12 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from rollart_core.config.base import PluginRef
+from rollart_core.config.sandbox_options import PoolOptions, SandboxedOptions
 from rollart_core.contracts.sandbox import Sandbox
-from rollart_sandboxes.pool import loop
+from rollart_core.rollout import loop
 from rollart_sandboxes.pool.admission import Admission
 from rollart_sandboxes.pool.gc import collect_garbage_in_background
 from rollart_sandboxes.pool.live import LiveSandboxes
-from rollart_sandboxes.pool.options import PoolOptions, SandboxedOptions
 from rollart_sandboxes.pool.pool import SandboxPool
 
 __all__ = ["SandboxSource", "SandboxedOptions", "close_all", "sandbox_source"]
@@ -104,7 +103,7 @@ class _Here:
             if self.admission is None:
                 await collect_garbage_in_background(sandbox)
                 self.admission = Admission(LiveSandboxes())
-                atexit.register(close_all)
+                loop.at_exit(close_all)
             return self.admission
 
 

@@ -152,6 +152,11 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
         )
     },
     "trackers": {"runtime": ("make", "logs", "close_before_start")},
+    "runtimes": {"runtime": ("make", "offers_every_part")},
+    "forward_passes": {"runtime": ("make", "agrees_with_the_model")},
+    "sandbox_services": {
+        "runtime": ("make", "describes", "isolates", "refuses", "collects_garbage")
+    },
 }
 """Kind -> group -> its checks; kinds that are not here have none."""
 

@@ -20,6 +20,11 @@ from rollart_testing.async_checks import (
     check_sandbox,
 )
 from rollart_testing.channel_checks import check_weight_channel
+from rollart_testing.core_checks import (
+    check_forward_pass,
+    check_runtime,
+    check_sandbox_service,
+)
 from rollart_testing.fakes import FakeReward
 from rollart_testing.plugin_checks import check_mapper, check_tracker
 from rollart_testing.results import CheckOutcome, CheckResult
@@ -133,6 +138,22 @@ def _tracker(tracker_id: str, options: Options, folder: Path) -> list[CheckResul
     return check_tracker(_builder("trackers", tracker_id, options), folder)
 
 
+def _runtime(runtime_id: str, options: Options, folder: Path) -> list[CheckResult]:
+    return check_runtime(registry.resolve("runtimes", runtime_id))
+
+
+def _forward_pass(pass_id: str, options: Options, folder: Path) -> list[CheckResult]:
+    path = str(_tiny_model(folder))
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path)
+    return check_forward_pass(registry.resolve("forward_passes", pass_id), model)
+
+
+def _service(service_id: str, options: Options, folder: Path) -> list[CheckResult]:
+    return check_sandbox_service(registry.build("sandbox_services", service_id, options))
+
+
 def _builder(kind: str, plugin_id: str, options: Options, **context: object) -> Callable[[], Any]:
     return partial(registry.build, kind, plugin_id, options, **context)
 
@@ -146,5 +167,8 @@ PART_CHECKS: Final[Mapping[str, _PartCheck]] = {
     "reward_backends": _backend,
     "weight_channels": _channel,
     "trackers": _tracker,
+    "runtimes": _runtime,
+    "forward_passes": _forward_pass,
+    "sandbox_services": _service,
 }
 """Kind -> what checks one of its plugins."""

@@ -22,17 +22,7 @@ from typing import Any
 from rollart_core.plugins import hookspecs  # noqa: F401
 from rollart_core.plugins.manager import GROUP, KINDS, Plugins, load
 from rollart_core.plugins.manifest import MANIFEST_NAME
-
-BASES = {
-    "rewards": ("rollart_core.contracts.reward", ("Reward", "GroupReward")),
-    "algorithms": ("rollart_core.contracts.algorithm", ("Algorithm",)),
-    "hardware_mappers": ("rollart_core.contracts.hardware", ("HardwareMapper",)),
-    "inference_engines": ("rollart_core.contracts.inference", ("InferenceEngine",)),
-    "sandboxes": ("rollart_core.contracts.sandbox", ("Sandbox",)),
-    "reward_backends": ("rollart_core.contracts.reward", ("RewardBackend",)),
-    "weight_channels": ("rollart_core.contracts.weights", ("WeightChannel",)),
-    "trackers": ("rollart_core.contracts.tracker", ("Tracker",)),
-}
+from rollart_core.plugins.registry import kind_of
 
 
 def main() -> None:
@@ -67,22 +57,6 @@ def facts(entry_points: list[tuple[str, str]]) -> dict[str, Any]:
         "broken": _broken(own, load(), {value for _, value in entry_points}),
         "manifests": dict(_manifests(modules)),
     }
-
-
-def kind_of(path: str) -> str:
-    """Return the kind of ``module:Class``: that of the base it has, or an environment."""
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-        for kind, (where, bases) in BASES.items():
-            contracts = importlib.import_module(where)
-            if issubclass(found, tuple(getattr(contracts, base) for base in bases)):
-                return kind
-        if all(callable(getattr(found, name, None)) for name in ("prepare", "run", "finish")):
-            return "agents"
-    except Exception:
-        return "environments"  # whose check will say what is wrong
-    return "environments"
 
 
 def _import_error(module: str) -> str | None:

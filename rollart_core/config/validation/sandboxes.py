@@ -12,9 +12,9 @@ from typing import Any, Final
 from rollart_core.config.base import PluginRef
 from rollart_core.config.problems import Problem
 from rollart_core.config.run import Deadlines
+from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_core.errors import UserError
 from rollart_core.plugins import registry
-from rollart_sandboxes.pool.options import SandboxedOptions
 
 _WAIT_SHARE: Final = 0.8
 """Of ``reset_s``: the wait for room ends before, with a reason, and leaves time for the start."""

@@ -20,10 +20,10 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollart_core.errors import ConfigError, first_line
+from rollart_core.rollout import loop
 from rollart_core.rollout.tools.source import ToolError
 from rollart_core.rollout.tools.tool_set import checked_tools
 from rollart_core.types import ToolSpec
-from rollart_sandboxes.pool import loop
 
 if TYPE_CHECKING:
     from mcp import ClientSession, StdioServerParameters

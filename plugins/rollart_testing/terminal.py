@@ -1,10 +1,11 @@
-"""``rollart play`` of an agent environment: its program asks, and the person answers as the model.
+"""``rollart play``: a person plays an environment in the terminal.
 
-Takes: an agent task, and a terminal. Gives: one episode. Never: needs a model or the gateway.
+Takes: an environment, a task, what is typed. Gives: its pages and rewards, the expert's advice for
+``?``. Never: asks a model, or needs one: in an agent environment the person is the model.
 
-A line is the model's whole answer. Where the program has declared tools, ``/NAME {"key": "value"}``
-calls one. Ctrl-D refuses all that the program still asks, as a spent budget does; it is judged by
-what it has left.
+An agent environment's program asks an endpoint, and the person answers. A line is a whole answer.
+If the program has declared tools, ``/NAME {"key": "value"}`` calls one. Ctrl-D refuses all further
+requests, as a spent budget does; the program is judged by what it has left.
 """
 
 from __future__ import annotations
@@ -14,29 +15,97 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
+from rollart_core.cli.options import as_options, check_split
 from rollart_core.contracts.agent import AgentTask, Recorded
 from rollart_core.errors import UserError, first_line
-from rollart_core.types import Message
+from rollart_core.plugins import registry
+from rollart_core.types import Message, Observation
 from rollart_testing.endpoint import Json, RecordedRequest, ScriptedEndpoint, call_tool
 
+_HINT = "?"
+_CALL = 'A call: {"tool_calls": [{"name": ..., "arguments": {...}}]}'
 _YOU_ARE_THE_MODEL = (
     "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
     '{"key": "value"} calls a tool, where there are any; Ctrl-D refuses all further requests.\n'
 )
 
 
-def play_agent(task: AgentTask, options: Mapping[str, Any], seed: int) -> float:
+def play(
+    env: Annotated[str, typer.Argument(help="Id, alias, module:Class or ADAPTER::FOREIGN_ID.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
+    ] = None,
+    task: Annotated[int, typer.Option(min=0, help="Index of the task.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
+    seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
+) -> None:
+    """Play an environment in the terminal; of an agent environment, be the model."""
+    given = as_options(options or [])
+    check_split(env, given, split)
+    made: Any = registry.make(env, **given)
+    chosen = {"task": task, "split": split}
+    try:
+        if callable(getattr(made, "prepare", None)):
+            total = _play_agent(made, chosen, seed)
+        else:
+            total = _episode(made, chosen, seed)
+    except EOFError:
+        typer.echo("\nLeft before the end.")
+        return
+    finally:
+        made.close()
+    typer.echo(f"The end. Return: {total:g}")
+
+
+def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
+    """Play to the end and return the sum of the rewards."""
+    with _refusals_told():
+        observation, info = env.reset(seed=seed, options=options)
+    typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
+    total, over = 0.0, False
+    if info.get("tools"):
+        names = [tool["function"]["name"] for tool in info["tools"]]
+        typer.echo(f"Tools: {', '.join(names)}. {_CALL}\n")
+    while not over:
+        typer.echo(_text(observation))
+        if info.get("available_actions"):
+            typer.echo(f"Actions: {', '.join(map(str, info['available_actions']))}")
+        action = input("> ")
+        if action == _HINT:
+            typer.echo(f"The expert would say: {_advice(env)}\n")
+            continue
+        observation, reward, terminated, truncated, info = env.step(action)
+        total += float(reward)
+        over = bool(terminated or truncated)
+        typer.echo(f"Reward: {float(reward):g}\n")
+    typer.echo(_text(observation))
+    if "success" in info:
+        typer.echo("Success." if info["success"] else "No success.")
+    return total
+
+
+def _advice(env: Any) -> str:
+    return str(env.oracle()) if hasattr(env, "oracle") else "nothing: this environment has none"
+
+
+def _text(observation: Observation) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(f"[{m['role']}] {m['content']}" for m in observation)
+
+
+def _play_agent(task: AgentTask, options: Mapping[str, Any], seed: int) -> float:
     """Play one episode; return its reward."""
     with ScriptedEndpoint(_Person().answer) as server:
-        return asyncio.run(_episode(task, server, options, seed))
+        return asyncio.run(_agent_episode(task, server, options, seed))
 
 
 @contextmanager
-def refusals_told() -> Iterator[None]:
+def _refusals_told() -> Iterator[None]:
     """Turn the ValueError of a task or split that an environment refuses into a UserError."""
     try:
         yield
@@ -85,10 +154,10 @@ class _Person:
         return answer
 
 
-async def _episode(
+async def _agent_episode(
     task: AgentTask, server: ScriptedEndpoint, options: Mapping[str, Any], seed: int
 ) -> float:
-    with refusals_told():
+    with _refusals_told():
         start = await task.prepare(seed=seed, options=options)
     typer.echo(f"{_YOU_ARE_THE_MODEL}\n{start.prompt}\n")
     try:

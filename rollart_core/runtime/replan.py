@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollart_core.contracts.env import Workload
+from rollart_core.runtime.workload import WorkloadMeter, departures
 from rollart_core.types import Trajectory
-from rollart_planner.workload import WorkloadMeter, departures
 
 
 @dataclass(frozen=True, slots=True)

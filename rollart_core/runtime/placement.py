@@ -1,7 +1,7 @@
 """The plan of one run: its workloads and demand, asked of its mapper.
 
 Takes: a resolved run, pools. Gives: a placement. Never: starts anything; what is placed may be
-planned again while it goes on (:mod:`rollart_planner.replan`).
+planned again while it goes on (:mod:`rollart_core.runtime.replan`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollart_core.contracts.hardware import (
     Pool,
 )
 from rollart_core.errors import ConfigError, first_line
-from rollart_planner.shape import shape_of
+from rollart_core.models.shape import shape_of
 
 
 def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:

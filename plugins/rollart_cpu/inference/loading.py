@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from rollart_core.errors import ConfigError
-from rollart_core.models.adapter import HuggingFaceRunner
 from rollart_core.models.weights import iter_weights, model_folder
 from rollart_cpu.inference.architecture import Architecture, own_architecture, read_config
 from rollart_cpu.inference.decoder import Decoder
 from rollart_cpu.inference.decoder_weights import DecoderWeights
 from rollart_cpu.inference.runner import Runner
+from rollart_cpu.inference.transformers_runner import HuggingFaceRunner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
