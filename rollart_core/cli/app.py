@@ -29,8 +29,8 @@ class LazyGroup(TyperGroup):
             self._add_plugin_commands()
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            listed = COMMANDS[name]
-            command = _imported(name, listed.entry_point, f"Example: {listed.example}")
+            example = f"Example: {COMMANDS[name].example}"
+            command = _imported(name, _entry_point(name), example)
         return name, command, rest
 
     def _add_plugin_commands(self) -> None:
@@ -54,6 +54,23 @@ class _LazyPluginCommand(TyperCommand):
         """Hand over to the command itself."""
         command = _imported(str(self.name), self._entry, None)
         return command.make_context(info_name, args, parent=parent, **extra)
+
+
+def _entry_point(name: str) -> str:
+    """Return where the code of one of RollArt's own commands is.
+
+    Raises:
+        PluginError: When the plugin that brings it is not installed, or broken.
+    """
+    if (own := COMMANDS[name].entry_point) is not None:
+        return own
+    from rollart_core.errors import PluginError
+    from rollart_core.plugins.manager import plugins
+
+    registered = plugins().registered("commands").get(name)
+    if registered is None:
+        raise PluginError(f"no working plugin brings the command {name!r}, see `rollart list`")
+    return registered.spec.entry_point
 
 
 def _imported(name: str, entry_point: str, epilog: str | None) -> Any:

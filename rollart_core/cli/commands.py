@@ -1,6 +1,9 @@
-"""The commands of ``rollart``, in the order of ``--help``; plugins add theirs behind them.
+"""RollArt's own commands, in the order of ``--help``; other plugins add theirs behind them.
 
 Takes: nothing. Gives: each command's summary, and where its code is. Never: imports a command.
+
+The code of some comes from RollArt's plugins, by the hook ``rollart_commands``. Their summaries are
+here as well, so that ``--help`` loads no plugin.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from typing import NamedTuple
 class Command(NamedTuple):
     """A command that is imported when it is called."""
 
-    entry_point: str
-    """``module:function`` or ``module:app`` (a typer app with commands of its own)."""
+    entry_point: str | None
+    """``module:function`` or ``module:app`` (a typer app with commands of its own); None: a plugin
+    of RollArt says it."""
     summary: str
     example: str
 
@@ -61,12 +65,12 @@ COMMANDS: dict[str, Command] = {
         "rollart new-mapper acme-split --non-interactive",
     ),
     "play": Command(
-        "rollart_testing.terminal:play",
+        None,
         "Play an environment in the terminal.",
         "rollart play webshop --task 3 --split test",
     ),
     "check": Command(
-        "rollart_testing.cli:check_command",
+        None,
         "Check a plugin, a project folder or a wheel: static, runtime and semantic.",
         "rollart check webshop/WebShop-v1",
     ),
@@ -81,12 +85,12 @@ COMMANDS: dict[str, Command] = {
         "rollart diagnose runs/hello-20260101-120000",
     ),
     "plot": Command(
-        "rollart_view.cli.plot:plot",
+        None,
         "Draw the course of runs: reward, success, staleness, tokens a second, loss.",
         "rollart plot runs/hello-20260101-120000 --out hello.svg",
     ),
     "export": Command(
-        "rollart_view.cli.export:export",
+        None,
         "Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
         "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
     ),
@@ -96,27 +100,27 @@ COMMANDS: dict[str, Command] = {
         "rollart scale runs/hello-20260101-120000 engines=2",
     ),
     "plan": Command(
-        "rollart_planner.cli:plan",
+        None,
         "Show where a run's parts would go on a cluster, why, and the rates to expect.",
         "rollart plan examples/mix.yaml --cluster examples/clusters/two_kinds.yaml --mapper cost",
     ),
     "registry": Command(
-        "rollart_registry.cli:app",
+        None,
         "Publish to a community registry, install from one, or run one.",
         "rollart registry install acme/Maze-v1 --registry https://rollart.example.org",
     ),
     "bench": Command(
-        "rollart_bench.cli:bench",
+        None,
         "Run a benchmark, ours beside a peer's; without a name, list them.",
         "rollart bench engine --json",
     ),
     "sandbox": Command(
-        "rollart_sandboxes.cli.sandbox:app",
+        None,
         "See which boxes live, remove what killed runs left, find out which walls work here.",
         "rollart sandbox doctor",
     ),
     "build": Command(
-        "rollart_sandboxes.cli.build:build",
+        None,
         "Build the image in which an environment runs with isolation: docker.",
         "rollart build ./acme-maze",
     ),

@@ -365,7 +365,7 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
             continue  # nothing can be looked up by such an id or alias
         spec = of_its_version(spec, candidate.target)
         candidate.specs.append((kind, spec))
-        reason = spec_fault(spec)
+        reason = spec_fault(spec, is_own=candidate.plugin.distribution == CORE)
         if reason:
             candidate.fail(reason)
 

@@ -43,12 +43,17 @@ def of_its_version(spec: AnySpec, target: object) -> AnySpec:
     return plugin_api.as_today(spec)
 
 
-def spec_fault(spec: AnySpec) -> str | None:
-    """Return why a spec cannot be registered; None when it can."""
+def spec_fault(spec: AnySpec, *, is_own: bool = False) -> str | None:
+    """Return why a spec cannot be registered; None when it can.
+
+    Args:
+        spec: As a hook gave it.
+        is_own: It is of RollArt's own distribution, which may use the names of its own commands.
+    """
     if ":" not in spec.entry_point:
         return f"{key_of(spec)}: entry_point {spec.entry_point!r} is not of the form 'module:Class'"
     if isinstance(spec, CommandSpec):
-        taken = spec.name in RESERVED_COMMANDS
+        taken = spec.name in RESERVED_COMMANDS and not is_own
         return f"command {spec.name!r} is one of RollArt's own" if taken else None
     fault = plugin_api.version_fault(spec.contract_version)
     if fault:

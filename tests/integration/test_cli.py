@@ -216,6 +216,14 @@ def test_a_plugins_command_is_called_by_its_name(
         assert "NAME" in rollart("greet", "--help")[1].upper()
 
 
+def test_a_command_of_ours_without_its_plugin_is_one_line(rollart: Run) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_current", plugins.load(found=[]))
+        code, out, err = rollart("plan", "x.yaml")
+    assert (code, out) == (1, "")
+    assert err == "Error: no working plugin brings the command 'plan', see `rollart list`\n"
+
+
 def test_run_refuses_a_config_in_one_line_a_problem(rollart: Run, config: Path) -> None:
     code, out, err = rollart("run", str(config), "trainer.lr=fast", "rollout.group_sise=4")
     assert (code, out) == (1, "")

@@ -199,6 +199,20 @@ def test_the_core_imports_no_built_in_package() -> None:
     assert not wrong
 
 
+def test_no_text_of_the_core_names_a_module_of_a_built_in_package() -> None:
+    begins = tuple(f"{package}." for package in BUILT_INS)
+    wrong = [
+        f"{name}: {node.value!r}"
+        for name, path in modules().items()
+        if name.split(".")[0] == "rollart_core"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith(begins)
+    ]
+    assert not wrong
+
+
 def test_no_imports_make_a_cycle() -> None:
     assert cycles() == []
 

@@ -81,3 +81,12 @@ def test_the_walk_through_a_run_names_what_is_there(repo_root: Path) -> None:
                 trees[path] = ast.parse((repo_root / path).read_text(encoding="utf-8"))
             missing += [] if defined(trees[path], name) else [f"{number}: {path}: {name}"]
     assert not missing
+
+
+def test_commands_of_our_plugins_say_the_same_in_help_and_in_the_list() -> None:
+    registered = plugins().registered("commands")
+    brought = {name for name, command in COMMANDS.items() if command.entry_point is None}
+    assert {"check", "play", "plan", "registry"} <= brought <= set(registered)
+    assert {name: registered[name].spec.summary for name in brought} == {
+        name: COMMANDS[name].summary for name in brought
+    }
