@@ -13,6 +13,7 @@ from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.contracts.spec import CommandSpec
 from rollart_core.plugins import manager as plugins
+from rollart_core.plugins import registry
 from rollart_core.plugins.hookspecs import hookimpl
 
 
@@ -65,6 +66,24 @@ def test_the_built_ins_come_through_the_entry_points_with_their_version() -> Non
     assert grpo.plugin.distribution == "rollart"
     assert grpo.plugin.version.split(".")[0].isdigit()
     assert loaded.broken == ()
+
+
+def test_what_other_distributions_bring_is_tried_before_ours(
+    installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "from rollart_core.plugins.hookspecs import hookimpl\n"
+        "from rollart_core.contracts.forward_pass import ForwardPassSpec\n"
+        "CONTRACT_VERSION = 2\n"
+        "@hookimpl\n"
+        "def rollart_forward_passes():\n"
+        "    return [ForwardPassSpec(id='zeta/Fast-v1', entry_point='zeta:Fast')]\n"
+    )
+    ours = plugins.entry_points(group=plugins.GROUP)
+    found = [*ours, *installed("zeta", "1", fast=source)]
+    monkeypatch.setattr(plugins, "_current", plugins.load(found=found))
+    keys = [registered.key for registered in registry.others_first("forward_passes")]
+    assert keys == ["zeta/Fast-v1", "rollart/PrefixTree-v1"]
 
 
 def test_a_plugin_is_attributed_to_its_distribution(installed) -> None:
