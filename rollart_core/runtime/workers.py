@@ -16,6 +16,7 @@ import itertools
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from rollart_core.config.validation.consistency import num_engines
 from rollart_core.config.validation.schedule import trainer_section
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
-from rollart_core.errors import RollartError, UserError
+from rollart_core.errors import PluginError, RollartError, UserError
 from rollart_core.inference.router import Router
 from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.plugins import registry
@@ -237,7 +238,8 @@ class WorkersRuntime(ABC):
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
         for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
-            await registry.sandbox_service().collect_garbage(sandbox)
+            with suppress(PluginError):  # without a service, none of this run has started one
+                await registry.sandbox_service().collect_garbage(sandbox)
         shutil.rmtree(self._shared, ignore_errors=True)
 
     # More or fewer, while the run goes on

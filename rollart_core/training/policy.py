@@ -103,7 +103,7 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
         """Return the logits that precede loss tokens, with the hidden states where asked for."""
 
     def logprobs(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class Policy(ABC):
         ``entropy_gradient``.
         """
         with self._context():
-            read = self._read(samples, hidden=hidden)
+            read = self.read(samples, hidden=hidden)
         logits = read.logits.float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
@@ -133,15 +133,15 @@ class Policy(ABC):
     def hidden(self, samples: Sequence[Sample]) -> Tensor:
         """Return the last hidden states ``[K, H]`` alone, with hardly any logits."""
         with self._context():
-            states, output = self._states(samples)
+            states, output = self.states(samples)
         if output is None:
             return states.float()
         # FSDP2 hooks the backward pass at the model's output: it must be part of the graph.
         return states.float() + 0.0 * output.float().sum()
 
-    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+    def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
         """Return hidden states ``[K, H]``, and a part of what the model itself gave, if asked."""
-        read = self._read(samples, hidden=True)
+        read = self.read(samples, hidden=True)
         assert read.hidden is not None
         return read.hidden[read.rows][read.pairs], read.logits[:1]
 
@@ -177,14 +177,16 @@ class PackedPolicy(Policy):
         costs = [len(model_input(s)) for s in samples]
         return pack(costs, budget) if num_ranks == 1 else balance(costs, budget, num_ranks)
 
-    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+        """See :meth:`Policy.read`."""
         inputs, keep, tokens = self._placed(samples)
         with _last_hidden(self.model, wanted=hidden) as seen:
             logits = packed.forward(self.model, inputs, keep)
         each = torch.arange(len(tokens), device=tokens.device)
         return Read(logits, each, tokens, each, seen[0][0, keep] if hidden else None)
 
-    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+    def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+        """See :meth:`Policy.states`."""
         inputs, keep, _ = self._placed(samples)
         with _last_hidden(self.model, wanted=True) as seen:
             logits = packed.forward(self.model, inputs, keep[:1])
@@ -222,7 +224,8 @@ class PaddedPolicy(Policy):
             bins[-1].append(i)
         return level(bins, num_ranks)
 
-    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+        """See :meth:`Policy.read`."""
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = loss_tokens(samples)

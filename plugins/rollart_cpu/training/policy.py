@@ -39,7 +39,8 @@ class TreePolicy(Policy):
         """Count distinct prefixes only; see :class:`Policy`."""
         return level(tree.pack_shared([model_input(s) for s in samples], budget), num_ranks)
 
-    def _read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+        """See :meth:`Policy.read`."""
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
         wanted, rows, targets, pairs = decoder.loss_pairs(prefixes, *loss_tokens(samples))
@@ -48,7 +49,8 @@ class TreePolicy(Policy):
         at, tokens, expand = index_tensors(logits.device, rows, targets, pairs)
         return Read(logits, at, tokens, expand, states if hidden else None)
 
-    def _states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+    def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
+        """See :meth:`Policy.states`."""
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
         wanted, rows, _, pairs = decoder.loss_pairs(prefixes, *loss_tokens(samples))
