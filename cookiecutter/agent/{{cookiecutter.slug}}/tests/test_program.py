@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 from rollart_core.contracts.agent import AgentResult, Recorded
 from rollart_testing import ScriptedEndpoint
-from rollart_testing.endpoint import Asked
+from rollart_testing.endpoint import RecordedRequest
 
 from {{ cookiecutter.module }}.task import {{ cookiecutter.class_name }}
 
 
-def halves(asked: Asked) -> str:
+def halves(asked: RecordedRequest) -> str:
     """Answer with the middle of what is left."""
     low, high = 1, 9
     said = [str(message["content"]) for message in asked.messages[1:]]
@@ -24,7 +24,7 @@ def halves(asked: Asked) -> str:
 
 
 def played(
-    answer: Callable[[Asked], str], task: int = 0, max_requests: int = 9
+    answer: Callable[[RecordedRequest], str], task: int = 0, max_requests: int = 9
 ) -> tuple[AgentResult, ScriptedEndpoint]:
     """Play a task of the test split."""
 
