@@ -235,9 +235,15 @@ def read_outcome(path: Path, keys: Sequence[str]) -> StabilityOutcome | None:
 
 
 def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> StabilityOutcome:
-    """Train and evaluate the best weights; resume the run, which has ended, for the last ones."""
+    """Train and evaluate the best weights; resume the run, which has ended, for the last ones.
+
+    Raises:
+        KeyboardInterrupt: When the run was interrupted: so is the benchmark.
+    """
     says = Messages(f"{arm}, seed {seed}")
     best = launch(resolve_run(load_config(path, keys), source=str(path)), observer=says)
+    if best.stop_reason == "interrupted":
+        raise KeyboardInterrupt
     run_dir = Path(best.run_dir)
     last: RunReport | None = None
     if best.ok:

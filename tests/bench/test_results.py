@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,3 +145,14 @@ def test_a_run_of_stability_that_has_ended_is_not_run_again(tmp_path, monkeypatc
     stability._outcome(kept, "rate x 3", 2, tmp_path, ["trainer.lr=2"])
     stability._outcome(Options("stability", {}), "rate x 3", 1, tmp_path, ["trainer.lr=2"])
     assert len(trained) == 4
+
+
+def test_an_interrupted_run_ends_stability_and_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stability, "load_config", lambda path, keys: None)
+    monkeypatch.setattr(stability, "resolve_run", lambda config, source: None)
+    report = SimpleNamespace(stop_reason="interrupted", ok=False)
+    monkeypatch.setattr(stability, "launch", lambda resolved, observer: report)
+    with pytest.raises(KeyboardInterrupt):
+        stability._outcome(Options("stability", {"runs_dir": "kept"}), "default", 0, tmp_path, [])
+    assert list(tmp_path.glob("kept/*.json")) == []
