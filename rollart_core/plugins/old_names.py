@@ -92,7 +92,7 @@ class OldNames:
         return ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the stand-in and warn whoever imports it."""
+        """Make the stand-in and warn the importing code."""
         warnings.warn(
             f"{spec.name} is now {old_modules()[spec.name]}; RollArt {REMOVED_IN} removes the old "
             "name",
@@ -106,7 +106,7 @@ class OldNames:
 
 
 def member_of_package(package: str, module: str, name: str) -> Any:
-    """Return what was in a module that is a package now, and warn whoever asks for it.
+    """Return what was in a module that is a package now, and warn its caller.
 
     Args:
         package: The name of both.
