@@ -67,7 +67,7 @@ check: $(DEV_STAMP) ## Lint, format and type checks.
 	$(VENV)/bin/mypy
 
 docs: $(DEV_STAMP) ## Check that the documentation says what the code does.
-	$(PY) -m pytest tests/unit/test_docs*.py tests/integration/test_docs*.py
+	$(PY) -m pytest tests/unit/project/test_docs*.py tests/integration/project/test_docs*.py
 
 bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \

@@ -4,7 +4,8 @@
 
 Takes: the config models, the registered plugins, the modules' docstrings, the list of commands.
 Gives: Markdown between the marks of a page. Never: touches the text around them. A test
-(``tests/integration/test_docs_tables.py``) fails when a page is out of date or leaves a table out.
+fails when a page is out of date or leaves a table out
+(``tests/integration/project/test_docs_tables.py``).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gateways import at_gateway
-from tool_templates import call_text
+from support.gateways import at_gateway
+from support.tool_templates import call_text
 
 from rollart_core.errors import InferenceFailure
 
@@ -45,7 +45,7 @@ def play(answers, **more):
                 "OPENAI_API_KEY": seat.api_key,
             }
             program = await asyncio.create_subprocess_exec(
-                *(python, str(ROOT / "tests/openai_program.py")),
+                *(python, str(ROOT / "tests/support/openai_program.py")),
                 env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

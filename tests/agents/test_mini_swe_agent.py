@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gateways import LIMITS
-from sandbox_walls import no_bubblewrap
-from talks import result
-from tool_templates import call_text, tool_tokenizer
+from support.gateways import LIMITS
+from support.sandbox_walls import no_bubblewrap
+from support.talks import result
+from support.tool_templates import call_text, tool_tokenizer
 
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.gateway.gateway import Gateway, GatewaySettings

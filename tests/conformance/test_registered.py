@@ -11,9 +11,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from openai_server import OpenAIServer
 from pydantic import BaseModel
-from sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
+from support.openai_server import OpenAIServer
+from support.sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
 
 from rollart_core.contracts.adapter import EnvAdapter, EnvAdapterSpec
 from rollart_core.contracts.algorithm import Algorithm
@@ -116,9 +116,9 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
 
 NEEDS_A_SERVER = {
     "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
-    "rollart/RewardModel-v1": "it needs a model: tests/integration/test_reward_model.py",
-    "rollart/OpenAI-v1": "it needs a running server: tests/integration/test_openai_engine.py",
-    "rollart/VLLM-v1": "it needs a running server: tests/integration/test_vllm_engine.py",
+    "rollart/RewardModel-v1": "it needs a model: tests/integration/rewards/test_reward_model.py",
+    "rollart/OpenAI-v1": "a server: tests/integration/plugins/engines/test_openai_engine.py",
+    "rollart/VLLM-v1": "a server: tests/integration/plugins/engines/test_vllm_engine.py",
     "rollart/Http-v1": "it needs a function: tests/conformance/test_reward_backends.py",
     "rollart/Lambda-v1": "it needs a function: tests/conformance/test_reward_backends.py",
     "rollart/Fc-v1": "it needs a function: tests/conformance/test_reward_backends.py",

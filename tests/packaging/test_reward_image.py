@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_walls import IMAGE, no_docker
 from support.pace import scaled, wait_until
 from support.ports import free_port
+from support.sandbox_walls import IMAGE, no_docker
 
 from rollart_core.contracts.reward import RewardRef, RewardRequest
 from rollart_core.errors import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from algorithm_cases import Case, Flat, flat_advantages, group, trajectory
+from support.algorithm_cases import Case, Flat, flat_advantages, group, trajectory
 
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.types import Group

@@ -1,0 +1,222 @@
+"""``swe/Repair-v1`` in a box: tools, submitting, grading, and what an agent may leave behind."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.sandbox_walls import no_bubblewrap
+from support.swe_repositories import git, shapes_task
+
+from rollart_core.errors import ConfigError, SandboxFailure
+from rollart_core.rollout import loop
+from rollart_envs.swe.repair_env import RepairEnv, expert_actions
+from rollart_envs.swe.repository import TaskFailure
+from rollart_envs.swe.task import repair_task
+from rollart_envs.swe.tools import Bash, parse_action
+
+WALLS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        row = shapes_task(path / "repos")
+        lost = {**row, "instance_id": "lost", "base_commit": "0123456789"}
+        gone = {**row, "instance_id": "gone", "repo": "acme/gone"}
+        open_quote = {**row, "instance_id": "quote", "test_command": "pytest -k 'a"}
+        rows = [row, lost, gone, open_quote]
+        (path / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        yield path
+
+
+@pytest.fixture(scope="module", params=WALLS)
+def env(request, folder):
+    if request.param == "bubblewrap" and (why := no_bubblewrap()):
+        pytest.skip(why)
+    made = RepairEnv(
+        sandbox=WALLS[request.param],
+        tasks=folder / "tasks.jsonl",
+        command_timeout_s=60,
+        max_turns=8,
+        max_output_chars=2000,
+    )
+    yield made
+    made.close()
+
+
+def begun(env):
+    return env.reset(options={"instance": "acme__shapes-unittest"})
+
+
+def bash(command: str) -> str:
+    return f"I look.\n```bash\n{command}\n```"
+
+
+def said(env, *actions: str) -> list[str]:
+    begun(env)
+    return [env.step(action)[0] for action in actions]
+
+
+def submitted(env, *actions: str):
+    begun(env)
+    for action in actions:
+        env.step(action)
+    return env.step(bash("submit"))
+
+
+def test_the_oracle_is_paid_and_who_does_nothing_is_not(env):
+    observation, info = begun(env)
+    assert "The area of a rectangle is wrong." in observation
+    assert info["success"] is False
+    while (action := env.oracle()) is not None:
+        observation, reward, over, _, info = env.step(action)
+    assert (observation, reward, over) == ("The issue is mended.", 1.0, True)
+    assert info["reward_components"] == {"fail_to_pass": 1.0, "pass_to_pass": 1.0}
+    assert info["resolution"] == "full"
+    assert submitted(env)[1:4] == (0.0, True, False)
+    assert submitted(env, bash("echo '# no' >> shapes/__init__.py"))[1] == 0.0
+
+
+def test_commands_run_in_a_fresh_shell_and_files_stay(env):
+    texts = said(
+        env,
+        bash("cd tests; export X=1; echo here > here.txt"),
+        bash('pwd; echo "X=$X"; ls; exit 3'),
+        bash("seq 100000"),
+    )
+    assert texts[1].startswith(f"{env._present.workspace.repo_dir}\nX=\n")
+    assert texts[1].endswith("(exit code 3)")
+    assert "characters left out" in texts[2]
+    assert len(texts[2]) < 2200
+    assert texts[2].endswith("100000")
+
+
+def test_a_command_that_takes_too_long_is_stopped(env, monkeypatch):
+    begun(env)
+    hurried = env.config.model_copy(update={"command_timeout_s": 0.5})
+    monkeypatch.setattr(env, "config", hurried)
+    assert env.step(bash("sleep 600"))[0] == "(stopped after 0.5 s)"
+
+
+def test_the_editor_edits(env):
+    replace = (
+        "```edit\nstr_replace shapes/__init__.py\n<<<<<<< old\n    return w + h\n=======\n"
+        "    return w * h\n>>>>>>> new\n```"
+    )
+    texts = said(
+        env,
+        bash("chmod 755 shapes/__init__.py"),
+        "```edit\nview shapes/__init__.py 1 2\n```",
+        replace,
+        "```edit\ncreate more/a.py\nx = 1\n```",
+        "```edit\nundo_edit more/a.py\n```",
+        "```edit\nview nothing.py\n```",
+        bash("stat -c %a shapes/__init__.py; ls more"),
+    )
+    assert "return w + h" in texts[1]
+    assert "return w * h" in texts[2]
+    assert "is gone" in texts[4]
+    assert texts[5] == "There is no file nothing.py."
+    assert texts[6].startswith("755")
+    assert "a.py" not in texts[6]
+    assert env.step(bash("submit"))[1] == 1.0
+
+
+def test_an_answer_that_is_no_action_is_told_how(env):
+    texts = said(env, "hello", "```bash\n```", "```edit\nfly a\n```")
+    assert all("exactly one action" in text for text in texts)
+
+
+def test_the_last_turn_is_judged_as_it_stands(env):
+    begun(env)
+    gold = next(expert_actions(env.task))
+    steps = [env.step(action) for action in (gold, *(["hm"] * 7))]
+    assert [over for _, _, over, *_ in steps] == [False] * 7 + [True]
+    assert steps[-1][1] == 1.0
+
+
+TAMPERS = {
+    "no git": "rm -rf .git",
+    "no repository": 'cd /; rm -rf "$OLDPWD"',
+    "config": "git config core.bare true; git config diff.external true; git config alias.x y",
+    "another base": "git commit -q --amend --allow-empty -m x; git reset -q --hard HEAD",
+    "replaced": "git config user.name a; git config user.email b; "
+    "git replace HEAD $(git commit-tree HEAD^{tree} -m y)",
+    "a shadowed pytest": "mkdir -p ~/bin; echo exit 0 > ~/bin/python3; chmod +x ~/bin/python3",
+    "left for the grader": "echo 'import os; os._exit(0)' | tee sitecustomize.py ~/sitecustomize.py"
+    " /tmp/sitecustomize.py conftest.py usercustomize.py evil.pth > /dev/null",
+    "tests": "echo > tests/test_shapes.py; echo 'def same(a, b): pass' > tests/asserts.py",
+    "a link": "rm tests/test_shapes.py; ln -s /etc/passwd tests/test_shapes.py",
+    "a daemon": "nohup setsid sh -c 'while true; do sleep 0.1; done' > /dev/null 2>&1 &",
+}
+
+
+@pytest.mark.parametrize("name", TAMPERS)
+def test_tampering_is_not_paid(env, name):
+    if env.config.sandbox.id == "process":
+        pytest.skip("there is no wall to try")
+    _, reward, over, _, info = submitted(env, bash(TAMPERS[name]))
+    assert (reward, over, info["success"]) == (0.0, True, False)
+
+
+def test_the_boxes_hold_neither_the_tests_to_come_nor_the_history(env):
+    if env.config.sandbox.id == "process":
+        pytest.skip("there is no wall to try")
+    others = " ".join(f"--exclude-dir={name}" for name in ("proc", "sys", "dev", "usr", "opt"))
+    looked = said(
+        env,
+        bash("git log --all --format=%s; git cat-file --batch-all-objects --batch | grep -a area"),
+        bash(f"grep -rsl 'test_area' / /dev/shm {others} | head"),
+    )
+    assert "SECRETLY" not in looked[0]
+    assert "test_area" not in looked[0]
+    assert looked[1].splitlines()[:1] == ["(no output)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("lost", "no commit 0123456789"), ("gone", "acme/gone"), ("quote", "No closing quotation")],
+)
+def test_a_task_that_cannot_be_played_is_a_failure_that_names_it(env, name, why):
+    with pytest.raises(TaskFailure, match=f"{name}: .*{why}") as caught:
+        env.reset(options={"instance": name})
+    assert caught.value.retryable is False
+    assert env._box is None
+
+
+def test_a_box_that_dies_is_a_failure(env):
+    begun(env)
+    box = env._box
+    loop.run(box.close())
+    with pytest.raises((SandboxFailure, RuntimeError)):
+        env.step(bash("ls"))
+    assert begun(env)[0]
+
+
+def test_a_patch_with_fences_and_marks_goes_through_the_tools(tmp_path):
+    row = shapes_task(tmp_path / "repos")
+    folder = tmp_path / "repos" / "acme__shapes"
+    git(folder, "checkout", "-q", str(row["base_commit"]))
+    (folder / "README.md").write_text("````bash\nls\n````\n```\nEND_OF_PATCH\n")
+    git(folder, "add", "-A")
+    task = repair_task({**row, "patch": git(folder, "diff", "--cached")})
+    first, last = (parse_action(action) for action in expert_actions(task))
+    assert isinstance(first, Bash)
+    git(folder, "reset", "-q", "--hard")
+    import subprocess
+
+    subprocess.run(["bash", "-c", first.command], cwd=folder, check=True, timeout=60)
+    assert (folder / "README.md").read_text().startswith("````bash")
+    assert last == parse_action(bash("submit"))
+
+
+def test_options_are_checked():
+    from rollart_core.plugins import registry
+
+    with pytest.raises(ConfigError, match="python"):
+        registry.checked_options("environments", "repair", {"python": "python3"})

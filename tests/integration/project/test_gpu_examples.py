@@ -1,0 +1,124 @@
+"""Every config of examples/gpu is whole: it passes --dry-run, and fits the cluster it is for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rollart_core.cli import main
+from rollart_core.config.load import load_config
+from rollart_planner.cluster import load_cluster
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "gpus.md"
+CONFIGS = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
+OF = re.compile(r"rollart plan (\S+) --cluster (\S+)")
+
+
+@pytest.fixture
+def rollart(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["rollart", *arguments])
+        with pytest.raises(SystemExit) as e:
+            main()
+        said = capsys.readouterr()
+        code = e.value.code or 0
+        assert isinstance(code, int)
+        return code, said.out, said.err
+
+    return call
+
+
+def cluster_of(config: Path) -> str:
+    """Return the cluster file that the config's own comment names for it."""
+    found = OF.search(config.read_text(encoding="utf-8"))
+    assert found is not None
+    assert (ROOT / found[1]) == config
+    return found[2]
+
+
+def test_there_are_two_models_two_environments_and_three_sizes() -> None:
+    names = {p.stem for p in CONFIGS}
+    models, envs, sizes = ("qwen3_8b", "qwen3_30b_a3b"), ("webshop", "swe"), (8, 16, 64)
+    assert names == {f"{m}_{e}_{n}" for m in models for e in envs for n in sizes}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_a_dry_run_needs_no_gpu_no_weights_and_no_sglang(rollart, config: Path) -> None:
+    code, out, err = rollart("run", str(config), "--dry-run")
+    assert (code, err) == (0, "")
+    assert "rollart/SGLang-v1" in out
+    assert "Files, programs and boxes of its nodes: they are asked when it starts." in out
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_it_fits_its_cluster_by_the_plan(rollart, config: Path) -> None:
+    code, out, err = rollart("plan", str(config), "--cluster", cluster_of(config), "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    parts = {verdict["part"]: verdict for verdict in said["memory"]}
+    assert set(parts) == {"trainer rank", "machine", "engine"}
+    assert all(v["fits"] and v["needed_bytes"] <= v["have_bytes"] for v in parts.values())
+    assert not any(v["says"] for v in parts.values())  # nor is there too little room for rows
+    run = load_config(config)
+    runtime = run.runtime
+    assert parts["trainer rank"]["count"] == runtime.num_trainer_ranks
+    assert sum(said["num_engines"].values()) == runtime.num_engines
+    # 8.19 or 30.5 billion parameters in 2 bytes, over the devices of an engine
+    weights = 16.38e9 if "8b" in config.stem.split("_") else 61.06e9
+    each = weights / run.engine.options["tp_size"]
+    assert parts["engine"]["needed"]["weights"] == pytest.approx(each, rel=1e-3)
+    # what docs/gpus.md shows
+    memory = [
+        f"{parts[name]['needed_bytes'] / 1e9:.0f} of {parts[name]['have_bytes'] / 1e9:.0f}"
+        for name in ("trainer rank", "engine")
+    ]
+    rate = f"{said['expected']['trajectories_per_s']:.2g}"
+    assert _rows_of(PAGE.read_text(encoding="utf-8"))[config.stem][5:8] == [*memory, rate]
+
+
+def _rows_of(page: str) -> dict[str, list[str]]:
+    """Return the cells of each config's row."""
+    lines = [line for line in page.splitlines() if line.startswith("| `qwen3_")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {cells[1].strip("`"): cells for cells in rows}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_its_pools_are_those_of_its_cluster(config: Path) -> None:
+    cluster = {pool.name: pool for pool in load_cluster(ROOT / cluster_of(config)).pools}
+    run = load_config(config)
+    gpus = 0
+    for pool in run.runtime.pools:
+        if pool.device == "cpu":
+            continue
+        assert (pool.device, pool.count) == (cluster[pool.name].device, cluster[pool.name].count)
+        assert set(pool.roles) == set(cluster[pool.name].roles)
+        gpus += pool.count
+    assert gpus == int(config.stem.rpartition("_")[2])
+    taken = run.runtime.num_engines * run.engine.options["tp_size"] + run.runtime.num_trainer_ranks
+    assert taken <= gpus
+
+
+def test_what_does_not_fit_is_said_with_what_to_change(rollart) -> None:
+    config, cluster = "examples/gpu/qwen3_8b_webshop_8.yaml", "examples/clusters/h100_8.yaml"
+    tight = ("runtime.num_trainer_ranks=2", "trainer.activation_checkpointing=false")
+    code, out, err = rollart("plan", config, *tight, "--cluster", cluster, "--json")
+    assert (code, err) == (1, "")
+    verdict = next(v for v in json.loads(out)["memory"] if v["part"] == "trainer rank")
+    assert not verdict["fits"]
+    assert verdict["says"].startswith("the trainer's 2 rank(s) need")
+    code, out, err = rollart("plan", config, *tight, "--cluster", cluster)
+    assert code == 1
+    assert "NO" in out
+    code, out, err = rollart("plan", config, "engine.tp_size=3", "--cluster", cluster)
+    assert (code, out) == (1, "")
+    assert "cannot split 32 heads evenly" in err
+    code, _, err = rollart("plan", config, "engine.tp_size=16", "--cluster", cluster)
+    assert code == 1
+    assert "an engine takes 16 devices of one machine, and gpus has 8" in err

@@ -1,0 +1,31 @@
+"""Conversations played with given answers, for tests."""
+
+from rollart_core.contracts.inference import GenerateResult
+from rollart_core.rollout.conversation import Conversation
+from rollart_core.types import TokenSpan
+from support.chat_templates import tokenizer_with
+
+
+def result(token_ids, version=0, finish_reason="stop"):
+    n = len(token_ids)
+    spans = (TokenSpan(0, n, version),) if n else ()
+    logprobs = [-0.5 - 0.25 * i for i in range(n)]
+    return GenerateResult(list(token_ids), logprobs, spans, finish_reason)
+
+
+def said(tokenizer, text, version=0):
+    return result([*tokenizer.encode(text), tokenizer.stop_token_ids[0]], version)
+
+
+def talk(name, observations, answers):
+    """Play the turns; return tokenizer, conversation, prompts and action texts."""
+    tokenizer = tokenizer_with(name)
+    conversation = Conversation(tokenizer, max_context_tokens=10_000)
+    prompts, actions = [], []
+    for turn, (observation, answer) in enumerate(zip(observations, answers, strict=True)):
+        conversation.observe(observation)
+        prompts.append(conversation.prompt)
+        answer = answer(tokenizer) if callable(answer) else answer
+        sampled = said(tokenizer, answer, turn) if isinstance(answer, str) else answer
+        actions.append(conversation.record(sampled))
+    return tokenizer, conversation, prompts, actions

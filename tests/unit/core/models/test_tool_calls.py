@@ -1,0 +1,116 @@
+import json
+
+import pytest
+from support.tool_templates import ADD, TOOL_TEMPLATES, call_text, tool_tokenizer
+
+from rollart_core.models.chat_template import ChatTemplate
+from rollart_core.models.new import CHAT_TEMPLATE
+from rollart_core.models.tool_calls import (
+    TOOL_FORMATS,
+    call_id,
+    detect_tool_format,
+    parse_tool_calls,
+)
+from rollart_core.types import Message
+
+
+def _calls(parsed):
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in parsed.calls]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_come_out_in_order_with_ids_that_templates_take(name):
+    parsed = parse_tool_calls(
+        call_text(name, ("add", '{"a": 1, "b": 2}'), ("say", '{"text": "é漢 {}"}')), name, turn=3
+    )
+    assert _calls(parsed) == [("add", {"a": 1, "b": 2}), ("say", {"text": "é漢 {}"})]
+    assert parsed.content == ""
+    assert not parsed.errors
+    ids = [c["id"] for c in parsed.calls]
+    assert ids == [call_id(3, 0), call_id(3, 1)]
+    assert all(len(i) == 9 and i.isalnum() for i in ids)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("text", ["", "ok", ' {"answer": 3}', "a <b> [c] {d}\n"])
+def test_a_message_without_calls_is_left_as_it_is(name, text):
+    parsed = parse_tool_calls(text, name)
+    assert (parsed.content, parsed.calls, parsed.errors) == (text, (), ())
+
+
+THINKS = '{"text": "a</think>b"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "num_calls"),
+    [
+        ("hermes", 'so: <tool_call>{"name": "f"}</tool_call> done', "so:  done", 1),
+        ("hermes", 'cut off: <tool_call>{"name": "f", "arguments": {}}', "cut off:", 1),
+        ("hermes", '<think>\n<tool_call>{"name": "f"}</tool_call>', None, 0),
+        ("hermes", '<think>no <tool_call></think><tool_call>{"name": "f"}', "<think>no <t", 1),
+        ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}', "", 1),
+        ("llama3", '{"type": "function", "name": "f", "parameters": {"a": ";"}}', "", 1),
+        ("mistral", 'so [TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x[ARGS]{}', "so", 2),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": "{}"}] so', "so", 1),
+        ("hermes", 'hm <tool_call>{"name": "f"}</tool_call></think>so', "hm <t", 0),
+        ("hermes", f"so {call_text('hermes', ('f', THINKS))}", "so", 1),
+        ("hermes", f"<think>a</think> {call_text('hermes', ('f', THINKS))}", "<think>a</think>", 1),
+        ("llama3", call_text("llama3", ("f", THINKS)), "", 1),
+        ("llama3", f"<|python_tag|>{call_text('llama3', ('f', THINKS))}", "", 1),
+        ("mistral", f"so {call_text('mistral', ('f', THINKS))}", "so", 1),
+    ],
+)
+def test_what_models_write_in_the_wild(name, text, content, num_calls):
+    parsed = parse_tool_calls(text, name)
+    assert (len(parsed.calls), parsed.errors) == (num_calls, ())
+    assert parsed.content.startswith(text if content is None else content)
+
+
+NO_ARGUMENTS = {
+    "a hole": '{"a": }',
+    "a list": "[1]",
+    "text": '"x"',
+    "Python": "{'a': 1}",
+    "NaN": '{"a": NaN}',
+    "infinity": '{"a": 1e999}',
+    "half a character": '{"a": "\\ud800"}',
+    "a number": "3",
+    "cut off": "{",
+    "too deep": "[" * 100_000,
+    "too long a number": "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("arguments", NO_ARGUMENTS.values(), ids=NO_ARGUMENTS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_what_is_no_call_is_an_error_that_says_why(name, arguments):
+    parsed = parse_tool_calls(call_text(name, ("add", arguments)), name)
+    assert not parsed.calls
+    (error,) = parsed.errors
+    assert "JSON" in error.reason
+    assert "\n" not in error.reason
+    assert "add" in error.text
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_templates_show_tools_and_calls_and_tell_their_format(name):
+    template = tool_tokenizer(name).template
+    assert template.shows_tools
+    assert detect_tool_format(template.source) == name
+    call = parse_tool_calls(call_text(name, ("add", '{"a": 1, "b": 2}')), name).calls[0]
+    messages = [
+        Message(role="user", content="1 + 2?"),
+        Message(role="assistant", content="", tool_calls=[call]),
+        Message(role="tool", content="3", tool_call_id=call["id"], name="add"),
+    ]
+    text = template.render(messages, True, [ADD])
+    assert "Add two whole numbers." in text
+    assert '{"a": 1, "b": 2}' in text, "arguments are an object, not text in quotes"
+    assert "Add two" not in template.render(messages, True)
+
+
+def test_other_templates_are_told_apart():
+    assert not ChatTemplate(CHAT_TEMPLATE, {}).shows_tools
+    assert detect_tool_format(CHAT_TEMPLATE) is None
+    assert detect_tool_format("<tool_call><function=name>") is None
+    assert detect_tool_format(TOOL_TEMPLATES["llama3"][0]) == "llama3"
