@@ -13,7 +13,7 @@ from ray_runs import PLACEMENT_S
 from support.pace import scaled
 from test_run import run
 
-from rollart_bench.stability_faults import NotFinite
+from rollart_bench.stability import NotFinite
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader
 
