@@ -1,7 +1,7 @@
 """Does the policy's program pass the tests? They run in a box.
 
-The environment hands them over in ``reward_context["tests"]``: tests in Python, or inputs with their
-outputs.
+The environment hands them over in ``reward_context["tests"]``: tests in Python, or inputs with
+their outputs.
 
 Takes: one episode's request; the program is the last fenced block of the policy's last message.
 Gives: 1 or 0, or the share of tests that pass. Never: runs a program outside of a box, or takes a
