@@ -18,18 +18,23 @@ largest staleness; of a case, its rows. Never: counts start-up or evaluation.
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from rollart_bench.options import Options
 from rollart_bench.rows import result, row, tell
-from rollart_bench.sides import in_fresh_process
+from rollart_bench.sides import in_fresh_process, run_mapping
 from rollart_bench.skip import require
-from rollart_bench.waiting_run import TURNS, model_path, ran, waiting_run
+from rollart_core.config.model import NewModel
+from rollart_core.models.new import new_model
+from rollart_core.runtime.report import RunReport
 from rollart_core.store.journal_reader import JournalReader
+from rollart_testing import FakeEnv
 
 TAKES: Final = ("case", "rounds", "batches", "short")
 
@@ -55,6 +60,10 @@ REWARD_MODES: Final[Mapping[str, Mapping[str, object]]] = {
 FAULTS: Final = {"errors": 0.1, "hangs": 0.05, "garbage": 0.02}
 OUTAGE_S: Final = (4.0, 14.0)
 BACKEND: Final = "rollart_testing:FaultyBackend"
+
+MODEL: Final = NewModel(kind="new", num_layers=1, width=64, num_heads=1, vocab_size=320)
+GROUP_SIZE: Final = 8
+TURNS: Final = 3
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -299,3 +308,51 @@ CASES: Mapping[str, Callable[[Options], list[dict[str, object]]]] = {
     "slow-reward": slow_reward,
     "reward-faults": reward_faults,
 }
+
+
+@contextmanager
+def model_path() -> Iterator[str]:
+    """Give the folder of a new tiny model, for as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
+
+
+def waiting_run(asked: Mapping[str, Any], *, num_seats: int, batch: int) -> dict[str, object]:
+    """Return the config of a run, for a case to add to.
+
+    Args:
+        asked: ``batches``; ``step_s``, the mean of an env step; ``model_path``.
+        num_seats: Episodes at once.
+        batch: Trajectories of one batch.
+    """
+    return {
+        "name": "bench-async",
+        "runtime": {"env_processes": 0},
+        "model": {"path": asked["model_path"], "device": "cpu"},
+        "env": {
+            "id": "rollart_testing:AsyncFakeEnv",
+            "turns": TURNS,
+            "delay_s": asked["step_s"],
+            "delay_sigma": 1.0,
+        },
+        "trackers": [],
+        "rollout": {
+            "groups_per_batch": batch // GROUP_SIZE,
+            "group_size": GROUP_SIZE,
+            "max_concurrent": num_seats,
+            "max_turns": TURNS,
+            "max_new_tokens": 4,
+            "max_context_tokens": 256,
+        },
+        "deadlines": {"step_s": 120.0},
+        "evaluation": {"tasks": 1, "greedy": False},
+        "checkpoint": {"every_batches": 1_000_000},
+        "stop": {"batches": asked["batches"]},
+    }
+
+
+@contextmanager
+def ran(config: Mapping[str, object]) -> Iterator[RunReport]:
+    """Run it, and give its report for as long as its folder is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield run_mapping({**config, "runs_dir": folder})

@@ -25,8 +25,14 @@ from rollart_core.rollout import loop
 from rollart_rewards.answer import context_of, last_block
 from rollart_rewards.config import UnitTestsConfig
 from rollart_rewards.examples import asked
-from rollart_sandboxes.judging.cases import Cases, run_cases
-from rollart_sandboxes.judging.functions import HiddenTest, JudgeInterpreter, find_python, judge
+from rollart_sandboxes.judging.functions import (
+    Cases,
+    HiddenTest,
+    JudgeInterpreter,
+    find_python,
+    judge,
+    run_cases,
+)
 from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 _SOUND = HiddenTest("same", "assert same(1) == 1")

@@ -16,7 +16,7 @@ from rollart_core.errors import RewardFailure, SandboxFailure
 from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
 from rollart_rewards.unit_tests import CaseTests, UnitTests, is_right, read_tests
-from rollart_sandboxes.judging.cases import CaseOutput, Cases, run_cases
+from rollart_sandboxes.judging.functions import CaseOutput, Cases, run_cases
 from rollart_testing import assert_checks, check_reward
 
 pytestmark = pytest.mark.timeout(600)
