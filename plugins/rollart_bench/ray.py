@@ -4,19 +4,12 @@ Takes: ``config`` (examples/webshop.yaml), ``short`` (the deterministic runs alo
 option overrides a key of the config. Gives: success on held-out tasks after RL and trajectories/s
 of both runs, and whether two short deterministic runs end with the same weights, bit for bit.
 Never: runs both at once.
-
-:func:`local_nodes` makes a Ray cluster of several nodes on this machine. It opens no port to other
-machines, runs with a token, and leaves no process and no file behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +20,7 @@ from rollart_bench.skip import require
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
-from rollart_ray import local as ray_local
-from rollart_ray.cluster import read_token_anew
+from rollart_ray.local_nodes import local_nodes
 
 NODES = ({"train_node": 1, "CPU": 2}, {"gen_node": 1, "CPU": 2}, {"env_node": 1, "CPU": 2})
 """One for the trainer, one for engines, one for environments."""
@@ -41,13 +33,6 @@ DETERMINISTIC = {
 TAKES: Final = ("short", "config")
 CONFIG: Final = True
 """Every other option is a key of the run config, and is checked as one."""
-
-CPUS_PER_NODE = 2
-STORE_BYTES = 80 << 20
-HEALTH_CHECK_S = 0.5
-"""Between two looks: a node that was killed refuses the connection, and is soon dead."""
-HEALTH_ANSWER_S = 60.0
-"""A node that lives may take this long to answer a look: all of them share one machine."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -141,76 +126,3 @@ def _same_row(ray: Mapping[str, str], inline: Mapping[str, str]) -> dict[str, ob
         meets_mark=ray == inline,
         required=True,
     )
-
-
-class LocalNodes:
-    """The cluster, while it is up."""
-
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
-        self._has_head = True
-
-    @property
-    def address(self) -> str:
-        """The head's ``host:port``."""
-        return str(self._cluster.address)
-
-    def add(self, resources: Mapping[str, float]) -> Any:
-        """Start one more node, and return it."""
-        return self._cluster.add_node(**_resources(resources))
-
-    def kill(self, node: Any) -> None:
-        """Kill all processes of a node at once, as when its machine loses power."""
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def kill_head(self) -> None:
-        """Kill the process of the head that knows the cluster."""
-        self._has_head = False
-        for info in self._cluster.head_node.all_processes["gcs_server"]:
-            os.kill(info.process.pid, signal.SIGKILL)
-            info.process.wait()
-
-    def end(self) -> None:
-        """End what is left; without the head no node could be asked to end itself."""
-        for node in reversed(self._cluster.list_all_nodes()):
-            with contextlib.suppress(Exception):  # what of it a test has killed already
-                self._cluster.remove_node(node, allow_graceful=self._has_head)
-
-
-@contextmanager
-def local_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[LocalNodes]:
-    """Have a cluster; its token is in this process's environment meanwhile.
-
-    Args:
-        nodes: The resources of each, the head first.
-    """
-    folder = ray_local.LocalFolder()
-    try:
-        (folder.path / "ray").mkdir()
-        with ray_local.variables({**folder.environment(), "RAY_TMPDIR": str(folder.path)}):
-            from ray.cluster_utils import Cluster
-
-            read_token_anew()
-            settings = {
-                **ray_local.health_settings(HEALTH_CHECK_S),
-                "health_check_timeout_ms": round(HEALTH_ANSWER_S * 1000),
-            }
-            head = {**_resources(nodes[0]), "include_dashboard": False, "_system_config": settings}
-            cluster = Cluster(initialize_head=True, head_node_args=head)
-            several = LocalNodes(cluster)
-            try:
-                for resources in nodes[1:]:
-                    several.add(resources)
-                cluster.wait_for_nodes()
-                yield several
-            finally:
-                several.end()
-    finally:
-        read_token_anew()
-        folder.remove()
-
-
-def _resources(resources: Mapping[str, float]) -> dict[str, Any]:
-    rest = dict(resources)
-    num_cpus = int(rest.pop("CPU", CPUS_PER_NODE))
-    return {"num_cpus": num_cpus, "resources": rest, "object_store_memory": STORE_BYTES}

@@ -2,7 +2,7 @@
 
 Takes: where the cluster is. Gives: what the runtime needs of Ray, in its own words. Never: turns
 token authentication off, or leaves a cluster that it started behind. But for
-:mod:`rollart_bench.ray`, no other module imports ray.
+:mod:`rollart_ray.local_nodes`, no other module imports ray.
 """
 
 from __future__ import annotations

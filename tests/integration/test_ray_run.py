@@ -23,7 +23,6 @@ from ray_runs import (
 )
 from support.pace import scaled, wait_until
 
-from rollart_bench.ray import LocalNodes, local_nodes
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, RollartError, WorkerDied
 from rollart_core.runtime.launch import launch
@@ -32,6 +31,7 @@ from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_ray import nodes as ray_nodes
 from rollart_ray.actor import ActorSettings
 from rollart_ray.cluster import RayCluster
+from rollart_ray.local_nodes import LocalNodes, local_nodes
 from rollart_ray.pools import ResourceSlot
 from rollart_ray.worker import RayWorker, Reservation
 
