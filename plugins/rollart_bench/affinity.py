@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rollart_bench.options import Options
 from rollart_bench.rows import result, row, tell
-from rollart_bench.scale import NoTrainer
+from rollart_bench.sides import NoTrainer
 from rollart_bench.skip import require
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, HardwareMapper, ModelShape, Placement, Pool

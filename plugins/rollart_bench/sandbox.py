@@ -1,5 +1,10 @@
 """`rollart bench sandbox`: boxes beside `docker exec`: starts, commands, resets, memory.
 
+The peer is a container in which each command is a ``docker exec``: by the ``docker`` program, and
+by the engine's API (create, start and inspect, as Docker's own client libraries do it). Memory is
+that of the processes that are there for one sandbox alone, each page shared by n processes counted
+as its nth part.
+
 Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is
 skipped. Never: knows a wall by anything but its name and the options of its config.
 """
@@ -7,21 +12,27 @@ skipped. Never: knows a wall by anything but its name and the options of its con
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from rollart_bench.docker_exec import DockerExec
 from rollart_bench.options import Options
 from rollart_bench.rows import result, row, tell
-from rollart_bench.sandbox_memory import memory_bytes
 from rollart_bench.skip import why_no_sandbox
 from rollart_core.contracts.sandbox import Sandbox
-from rollart_core.errors import EpisodeError, first_line
+from rollart_core.errors import EpisodeError, UserError, first_line
 from rollart_core.plugins import registry
 
 TAKES: Final = ("sandbox", "image", "boxes", "execs", "resets", "starts", "held", "short")
@@ -40,6 +51,10 @@ done
 git init -q . && git config user.email a@example.org && git config user.name A || exit
 git add . && git commit -qm first && git gc -q
 """
+
+COMMAND = ["true"]
+
+_COMMON = frozenset({"dockerd", "containerd", "systemd", "init"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +279,118 @@ def _spread(
     met = cuts[49] < mark if mark is not None else None
     yield row(f"{case}, p50", cuts[49], None, None, "ms", mark=mark, meets_mark=met)
     yield row(f"{case}, p95", cuts[94], None, None, "ms")
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the engine."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
+
+
+class DockerExec:
+    """One running container.
+
+    Args:
+        image: What is in it.
+
+    Raises:
+        UserError: When there is no engine, or it does not have the image.
+    """
+
+    def __init__(self, image: str) -> None:
+        host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        self._socket = host.removeprefix("unix://")
+        self._name = f"rollart-bench-{uuid.uuid4().hex}"
+        if not Path(self._socket).exists():
+            raise UserError(f"no Docker engine at {host}")
+        self._ask(
+            "POST",
+            f"/containers/create?name={self._name}",
+            {
+                "Image": image,
+                "Entrypoint": ["sleep", "3600"],
+                "HostConfig": {"NetworkMode": "none", "AutoRemove": True},
+            },
+        )
+        try:
+            self._ask("POST", f"/containers/{self._name}/start")
+        except BaseException:
+            self.close()
+            raise
+
+    def ways(self) -> dict[str, Callable[[], float]]:
+        """Return what runs a command and gives the milliseconds it took, by the peer's name."""
+        found = {"docker exec, by API": self.by_api}
+        if shutil.which("docker"):
+            found["docker exec, by CLI"] = self.by_cli
+        return found
+
+    def by_cli(self) -> float:
+        """Run a command with the ``docker`` program."""
+        began = time.perf_counter()
+        subprocess.run(["docker", "exec", self._name, *COMMAND], check=True, capture_output=True)
+        return (time.perf_counter() - began) * 1e3
+
+    def by_api(self) -> float:
+        """Run a command, read its output and learn its exit code, with three requests."""
+        began = time.perf_counter()
+        asked = {"Cmd": COMMAND, "AttachStdout": True, "AttachStderr": True}
+        made = self._ask("POST", f"/containers/{self._name}/exec", asked)
+        self._ask("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
+        if self._ask("GET", f"/exec/{made['Id']}/json")["ExitCode"] != 0:
+            raise UserError("docker exec of `true` failed")
+        return (time.perf_counter() - began) * 1e3
+
+    def close(self) -> None:
+        """Remove the container."""
+        self._ask("DELETE", f"/containers/{self._name}?force=1")
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        connection = _Connection(self._socket)
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read()
+        except OSError as e:
+            raise UserError(f"the Docker engine at {self._socket} does not answer: {e}") from e
+        finally:
+            connection.close()
+        if answer.status >= 300 and not (method == "DELETE" and answer.status in (404, 409)):
+            raise UserError(f"the Docker engine says: {said.decode(errors='replace').strip()}")
+        return json.loads(said) if said[:1] == b"{" else None
+
+
+def memory_bytes(pid: int) -> int | None:
+    """Return the memory of a process and of those above it that are there for it alone.
+
+    These are bubblewrap's monitor, or the shim of a container. None where the system (or the
+    process's owner) does not say.
+    """
+    total = 0
+    while pid > 1 and pid != os.getpid():
+        folder = Path("/proc", str(pid))
+        try:
+            name = (folder / "comm").read_text().strip()
+            if name in _COMMON:
+                break
+            total += _pss(folder)
+            pid = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+    return total
+
+
+def _pss(folder: Path) -> int:
+    for line in (folder / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"{folder} has no Pss")

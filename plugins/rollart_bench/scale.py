@@ -16,16 +16,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from rollart_bench.options import Options
 from rollart_bench.rows import result, row, tell
-from rollart_bench.sides import in_fresh_process
+from rollart_bench.sides import NoTrainer, in_fresh_process
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.reward import RewardRequest, RewardResult
-from rollart_core.contracts.weights import Publication
 from rollart_core.inference.router import Router
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
@@ -115,20 +114,6 @@ def measure(asked: Mapping[str, int]) -> dict[str, float]:
         spec = NewModel(kind="new", num_layers=1, width=16, ffn_width=16, vocab_size=300)
         tokenizer = load_tokenizer(new_model(folder, spec, FakeEnv().corpus(), seed=0))
         return asyncio.run(_measure(asked["num_live"], tokenizer))
-
-
-class NoTrainer:
-    """Publishes at once."""
-
-    async def train_batch(
-        self, groups: list[Group], policy_version: int, *, progress: float | None = None
-    ) -> list[Any]:
-        """Learn nothing."""
-        return []
-
-    async def publish(self, policy_version: int) -> Publication:
-        """Say that it is there."""
-        return Publication(policy_version, 0, 0.0)
 
 
 class _Counts:

@@ -1,4 +1,4 @@
-"""One side of a benchmark: a function in a process of its own, or a run without a display.
+"""One side of a benchmark: a function in its own process, a run without a display, no trainer.
 
 Takes: a function's name and plain JSON values; a run config as a mapping. Gives: what the function
 returned; a report. Never: measures.
@@ -18,9 +18,11 @@ from typing import Any
 
 from rollart_core.config.load import validate
 from rollart_core.config.resolve import resolve_run
+from rollart_core.contracts.weights import Publication
 from rollart_core.errors import ConfigError, RollartError
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
+from rollart_core.types import Group
 
 
 def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
@@ -74,3 +76,17 @@ def _main(function: str, argument: str, path: str) -> None:
 
 if __name__ == "__main__":
     _main(*sys.argv[1:])
+
+
+class NoTrainer:
+    """Publishes at once."""
+
+    async def train_batch(
+        self, groups: list[Group], policy_version: int, *, progress: float | None = None
+    ) -> list[Any]:
+        """Learn nothing."""
+        return []
+
+    async def publish(self, policy_version: int) -> Publication:
+        """Say that it is there."""
+        return Publication(policy_version, 0, 0.0)

@@ -87,7 +87,7 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
 def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[MemoryVerdict]:
     """Return whether everything fits where the placement has it."""
     from rollart_core.runtime.placement import demand_of, workloads_of
-    from rollart_planner.run_memory import verdicts
+    from rollart_planner.memory import verdicts
 
     demand = demand_of(run, cluster.model.shape() if cluster.model else None)
     return verdicts(run, placement, cluster.to_pools(), demand, workloads_of(run))

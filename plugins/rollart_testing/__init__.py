@@ -20,14 +20,14 @@ from rollart_testing.fakes import (
     FakeGroupReward,
     FakeMapper,
     FakeReward,
+    FakeSandbox,
     FakeTracker,
     FakeWeightChannel,
+    FaultyBackend,
 )
-from rollart_testing.faulty_backend import FaultyBackend
 from rollart_testing.plugin_checks import check_mapper, check_tracker
 from rollart_testing.results import CheckOutcome, CheckResult, assert_checks
 from rollart_testing.reward_checks import check_reward, example_request
-from rollart_testing.sandbox import FakeSandbox
 
 __all__ = [
     "AsyncFakeEnv",

@@ -1,28 +1,51 @@
-"""Small fakes: reward, algorithm, weight channel, tracker, hardware mapper.
+"""Small fakes: reward and its backend, algorithm, weight channel, tracker, mapper, sandbox.
 
-Takes: plain options. Gives: the least that keeps each contract, plus a record of what was asked.
-Never: imports torch (tensors are handed in), does I/O, or draws at random.
+Takes: plain options; of a backend, shares of calls that fail in each way and spells in which
+nothing gets through; of a sandbox, commands as Python functions. Gives: the least that keeps each
+contract, plus a record of what was asked. Never: imports torch (tensors are handed in), does I/O,
+starts a process, or draws at random but from a seed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
 from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
-from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
+from rollart_core.contracts.reward import (
+    GroupReward,
+    Reward,
+    RewardAnswer,
+    RewardBackend,
+    RewardCall,
+    RewardCost,
+    RewardRef,
+    RewardRequest,
+    RewardResult,
+)
+from rollart_core.contracts.sandbox import ExecResult, Sandbox
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.errors import BackendFailure, RewardFailure, boundary
+from rollart_core.plugins import registry
 from rollart_core.types import FloatArray, Group
 
 if TYPE_CHECKING:
     import torch
+
+Files: TypeAlias = dict[str, bytes]
+Command: TypeAlias = Callable[[Sequence[str], Files, bytes], ExecResult]
+"""From (argv, files of the box, stdin) to a result; ``wall_s`` says how long it took."""
 
 
 class FakeReward(Reward):
@@ -195,3 +218,243 @@ class FakeMapper(HardwareMapper):
             trainer=name,
             reasons=(f"everything goes to {name}, for it is a fake",),
         )
+
+
+class FaultyBackend(RewardBackend):
+    """See the module; by its path, ``rollart_testing:FaultyBackend``, a run can use it.
+
+    Args:
+        reward: Which reward.
+        reward_range: Not looked at: the scoring room does that.
+        timeout_s: Not looked at: it waits until it is cancelled.
+        mean_s: Mean seconds of a call.
+        sigma: Sigma of their logarithm; 0 makes all alike.
+        errors: Share of calls that cannot be made.
+        hangs: Share that is never answered.
+        garbage: Share answered with what is no result.
+        outage_s: Begin and end of a spell, in seconds from the first call on, in which none can be
+            made.
+        seed: Of what goes wrong.
+    """
+
+    def __init__(
+        self,
+        reward: RewardRef,
+        *,
+        reward_range: tuple[float, float],
+        timeout_s: float,
+        mean_s: float = 0.0,
+        sigma: float = 0.0,
+        errors: float = 0.0,
+        hangs: float = 0.0,
+        garbage: float = 0.0,
+        outage_s: Sequence[float] = (),
+        seed: int = 0,
+    ) -> None:
+        self._reward = registry.build("rewards", reward.id, reward.options)
+        self._mean_s, self._sigma = mean_s, sigma
+        self._shares = {"error": errors, "hang": hangs, "garbage": garbage}
+        self._outage_s = tuple(outage_s)
+        self._random = random.Random(seed)
+        self._began_s: float | None = None
+        self.calls: list[RewardCall] = []
+        """All that it was asked."""
+        self.num_now = self.num_most = 0
+        """Calls under way: now, and at most."""
+
+    async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
+        """Score each request."""
+        with boundary(RewardFailure, "reward.score"):
+            if isinstance(self._reward, GroupReward):
+                return self._reward.score_group(requests)
+            return [self._reward.score(request) for request in requests]
+
+    async def invoke(self, call: RewardCall) -> RewardAnswer:
+        """Answer a call, or do something wrong.
+
+        Raises:
+            BackendFailure: When that is what goes wrong.
+        """
+        self.calls.append(call)
+        self.num_now += 1
+        self.num_most = max(self.num_most, self.num_now)
+        try:
+            return await self._answer(call)
+        finally:
+            self.num_now -= 1
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return how many calls are under way."""
+        return {"calls_now": float(self.num_now)}
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+    async def _answer(self, call: RewardCall) -> RewardAnswer:
+        fault = self._fault()
+        took_s = self._took_s()
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "error":
+            raise BackendFailure("503: no instance is free")
+        await asyncio.sleep(took_s)
+        if fault == "garbage":
+            raise BackendFailure("the answer is not JSON: '<html>'")
+        cost = RewardCost(cold=len(self.calls) == 1, billed_gb_s=took_s, run_s=took_s)
+        if call.group:
+            return RewardAnswer(tuple(await self.score(call.requests)), cost)
+        results = [await self._score_one(request) for request in call.requests]
+        return RewardAnswer(tuple(results), cost)
+
+    def _fault(self) -> str:
+        """Return what goes wrong with this call; empty: nothing."""
+        now_s = asyncio.get_running_loop().time()
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._outage_s and self._outage_s[0] <= now_s - self._began_s < self._outage_s[1]:
+            return "error"
+        drawn = self._random.random()
+        for kind, share in self._shares.items():
+            if drawn < share:
+                return kind
+            drawn -= share
+        return ""
+
+    def _took_s(self) -> float:
+        if not self._mean_s or not self._sigma:
+            return self._mean_s
+        mu = math.log(self._mean_s) - self._sigma**2 / 2
+        return self._random.lognormvariate(mu, self._sigma)
+
+
+class FakeSandbox(Sandbox):
+    """Knows ``true``, ``false``, ``echo``, ``cat``, ``sleep`` and whatever ``commands`` adds.
+
+    Args:
+        commands: argv[0] -> what it does.
+        files: What is in the box when it starts.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, Command] | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._commands = {**_COMMANDS, **(commands or {})}
+        self.files: Files = {_absolute(path): content for path, content in (files or {}).items()}
+        self.calls: list[tuple[str, ...]] = []
+        self.forwards: dict[str, str] = {}
+        self._snapshots: dict[str, Files] = {}
+        self._is_up = False
+
+    async def start(self) -> None:
+        """Bring the box up."""
+        self._is_up = True
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a scripted command; 127 when there is none of that name."""
+        self._check()
+        self.calls.append(tuple(argv))
+        command = self._commands.get(argv[0])
+        if command is None:
+            return ExecResult(127, b"", f"{argv[0]}: not found\n".encode())
+        result = command(argv, self.files, stdin)
+        if result.wall_s > timeout_s:
+            return ExecResult(137, b"", b"", timed_out=True, wall_s=timeout_s)
+        return _cut(result, max_output_bytes)
+
+    async def read_file(self, path: str) -> bytes:
+        """Return a file."""
+        self._check()
+        if _absolute(path) not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[_absolute(path)]
+
+    async def write_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Write a file."""
+        self._check()
+        self.files[_absolute(path)] = content
+
+    async def snapshot(self) -> str:
+        """Keep the files."""
+        self._check()
+        name = f"snapshot-{len(self._snapshots)}"
+        self._snapshots[name] = dict(self.files)
+        return name
+
+    async def restore(self, snapshot: str) -> None:
+        """Bring the files back."""
+        self._check()
+        if snapshot not in self._snapshots:
+            raise LookupError(f"no snapshot {snapshot!r}; there are {sorted(self._snapshots)}")
+        self.files.clear()
+        self.files.update(self._snapshots[snapshot])
+
+    async def forward(self, path: str, target: str) -> None:
+        """Remember what leads where."""
+        self._check()
+        self.forwards[path] = target
+
+    async def close(self) -> None:
+        """Take the box down; may be called twice."""
+        self._is_up = False
+
+    def _check(self) -> None:
+        if not self._is_up:
+            raise RuntimeError("the sandbox is not up: start() first, and not after close()")
+
+
+def _absolute(path: str) -> str:
+    return str(PurePosixPath("/", path))
+
+
+def _cut(result: ExecResult, limit: int) -> ExecResult:
+    truncated = len(result.stdout) > limit or len(result.stderr) > limit
+    if not truncated:
+        return result
+    return replace(
+        result, stdout=result.stdout[:limit], stderr=result.stderr[:limit], truncated=True
+    )
+
+
+def _echo(argv: Sequence[str], files: Files, stdin: bytes) -> ExecResult:
+    return ExecResult(0, (" ".join(argv[1:]) + "\n").encode(), b"")
+
+
+def _cat(argv: Sequence[str], files: Files, stdin: bytes) -> ExecResult:
+    missing = [path for path in argv[1:] if _absolute(path) not in files]
+    if missing:
+        return ExecResult(1, b"", f"cat: {missing[0]}: No such file or directory\n".encode())
+    content = b"".join(files[_absolute(path)] for path in argv[1:]) if argv[1:] else stdin
+    return ExecResult(0, content, b"")
+
+
+def _sleep(argv: Sequence[str], files: Files, stdin: bytes) -> ExecResult:
+    return ExecResult(0, b"", b"", wall_s=float(argv[1]))
+
+
+def _true(argv: Sequence[str], files: Files, stdin: bytes) -> ExecResult:
+    return ExecResult(0, b"", b"")
+
+
+def _false(argv: Sequence[str], files: Files, stdin: bytes) -> ExecResult:
+    return ExecResult(1, b"", b"")
+
+
+_COMMANDS: dict[str, Command] = {
+    "true": _true,
+    "false": _false,
+    "echo": _echo,
+    "cat": _cat,
+    "sleep": _sleep,
+}

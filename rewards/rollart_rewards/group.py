@@ -13,7 +13,7 @@ from rapidfuzz.distance import Indel
 from rollart_core.contracts.reward import GroupReward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample
 from rollart_rewards.answer import answer_part
-from rollart_rewards.config_groups import GroupDiversityConfig
+from rollart_rewards.config import GroupDiversityConfig
 from rollart_rewards.config_parts import GroupLengthConfig, GroupRankConfig
 from rollart_rewards.examples import asked
 from rollart_rewards.parts import InnerReward

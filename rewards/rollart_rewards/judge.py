@@ -1,20 +1,23 @@
 """A model's opinion of an episode, from an OpenAI-compatible server.
 
 Takes: one episode's request, and a rubric. Gives: the judge's grade, as a share of the way from
-``low`` to ``high``; or whether it prefers the answer to the environment's. Never: takes a judge
-that is silent, or says nothing that can be read, for a bad grade.
+``low`` to ``high``; or whether it prefers the answer to the environment's. Of a group: for each
+member the share of its pairs with siblings that it wins, where a tie (or a judge that changes its
+mind with the order) counts half. Never: takes a judge that is silent, or says nothing that can be
+read, for a bad grade; or scores a group of which one pair could not be judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+from rollart_core.contracts.reward import GroupReward, Reward, RewardRequest, RewardResult
 from rollart_core.contracts.reward_check import RewardExample
 from rollart_core.inference.endpoint.judge import Judge, fenced
 from rollart_rewards.answer import references
-from rollart_rewards.config_judges import JudgeCompareConfig, JudgeConfig, JudgeServer
+from rollart_rewards.config import JudgeCompareConfig, JudgeConfig, JudgeGroupConfig, JudgeServer
 from rollart_rewards.examples import asked
 
 _Config = TypeVar("_Config", bound=JudgeServer)
@@ -154,3 +157,64 @@ def cut(text: str, max_chars: int) -> str:
         return text
     half = max_chars // 2
     return text[:half] + _CUT.format(len(text) - 2 * half) + text[-half:]
+
+
+class JudgeGroup(AsksJudge[JudgeGroupConfig], GroupReward):
+    """Compares siblings in pairs; see the module. A member without siblings gets 0.5.
+
+    Args:
+        options: The fields of :class:`JudgeGroupConfig`.
+
+    Raises:
+        ConfigError: When there is no such server's URL, or no key.
+    """
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(JudgeGroupConfig.model_validate(options))
+
+    def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
+        """Score all members.
+
+        Raises:
+            EndpointError: When the judge cannot be asked.
+            ValueError: When an answer cannot be read, several times over.
+        """
+        texts = [self._text(request) for request in requests]
+        pairs = pairs_of(len(texts), self.config.num_opponents)
+        question = comparison(requests[0], self.config) if requests else ""
+
+        def prefer(pair: tuple[int, int]) -> float:
+            one, other = (texts[index] for index in pair)
+            if one == other:
+                return 0.5
+            return self._judge.prefer(question, one, other, system=COMPARE_SYSTEM)
+
+        with ThreadPoolExecutor(self.config.num_at_once, "judge-pairs") as pool:
+            preferred = list(pool.map(prefer, pairs))
+        won: list[list[float]] = [[] for _ in texts]
+        for (one, other), share in zip(pairs, preferred, strict=True):
+            won[one].append(share)
+            won[other].append(1.0 - share)
+        return [
+            RewardResult(sum(w) / len(w) if w else 0.5, {"num_pairs": float(len(w))}) for w in won
+        ]
+
+    def _text(self, request: RewardRequest) -> str:
+        if self.config.compare == "conversation":
+            return talk(request, self.config.max_chars)
+        return cut(request.answer, self.config.max_chars)
+
+
+def pairs_of(num_members: int, num_opponents: int) -> list[tuple[int, int]]:
+    """Return who is compared with whom: each with the next few of a ring, no pair twice.
+
+    Args:
+        num_members: Of the group.
+        num_opponents: With how many each is compared as the first of a pair.
+    """
+    pairs: dict[frozenset[int], tuple[int, int]] = {}
+    for apart in range(1, min(num_opponents, num_members - 1) + 1):
+        for one in range(num_members):
+            other = (one + apart) % num_members
+            pairs.setdefault(frozenset((one, other)), (one, other))
+    return list(pairs.values())

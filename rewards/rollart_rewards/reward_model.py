@@ -19,7 +19,7 @@ from typing import Any
 
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.errors import ConfigError
-from rollart_rewards.config_model import RewardModelConfig
+from rollart_rewards.config import RewardModelConfig
 
 _Waiting = tuple[tuple[dict[str, str], ...], Future[float]]
 

@@ -21,7 +21,7 @@ from rollart_core.rollout import loop
 from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolResult, tool
 from rollart_core.spaces import Text
 from rollart_sandboxes.pool.source import SandboxSource
-from rollart_testing.sandbox import FakeSandbox
+from rollart_testing.fakes import FakeSandbox
 
 SPLITS = ("train", "test")
 LEFT_OPEN: list[object] = []

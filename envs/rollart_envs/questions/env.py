@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import gymnasium
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollart_core.errors import UserError
 from rollart_core.spaces import Text
 from rollart_core.types import Observation
-from rollart_envs.questions.config import QuestionsConfig
+from rollart_envs.files import missing_files
 from rollart_envs.swe.reader import read_rows
 from rollart_envs.swe.task import RowError
 
@@ -28,6 +29,39 @@ _NUM_SUMS: Final = {"train": 8_000, "warm": 1_000, "test": 1_000}
 _LARGEST: Final = 99
 _MIN_SECRET_CHARS: Final = 4
 """Shorter answers stand in other texts by chance."""
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class QuestionsConfig(BaseModel):
+    """Options of ``text/Questions-v1``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: Path | None = None
+    """Rows, `.jsonl` or `.parquet`; none: sums of RollArt's own, such as `What is 17 + 58?`."""
+    question: Name = "question"
+    """Field of a row that holds the question."""
+    context: dict[Name, Name] = Field(default_factory=lambda: {"reference": "answer"})
+    """What the run's reward is told (``info["reward_context"]``): its key -> field of a row. Under
+    ``reference`` stands the right answer, with which the environment compares by itself."""
+    prompt: str = ""
+    """Said before every question."""
+
+    @model_validator(mode="after")
+    def _of_a_file(self) -> QuestionsConfig:
+        for name in ("question", "context"):
+            is_other = getattr(self, name) != getattr(_DEFAULTS, name)
+            if self.file is None and is_other:
+                raise ValueError(f"{name} has no effect without a file")
+        return self
+
+    def missing(self) -> dict[str, str]:
+        """Return the file that this machine has not."""
+        return missing_files(file=self.file)
+
+
+_DEFAULTS = QuestionsConfig.model_construct()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +79,7 @@ class Question:
 
 
 class QuestionsEnv(gymnasium.Env[Observation, str]):
-    """Answer a question; see :class:`rollart_envs.questions.config.QuestionsConfig`.
+    """Answer a question; see :class:`QuestionsConfig`.
 
     Args:
         options: The fields of the config.

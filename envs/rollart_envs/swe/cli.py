@@ -25,9 +25,8 @@ from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
-from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.task_folder import TaskFolder
-from rollart_envs.swe.validate import Verdict, record_statuses
+from rollart_envs.swe.validate import Verdict, finish, judge_for, record_statuses
 from rollart_envs.swe.validate import validate as validated
 from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 

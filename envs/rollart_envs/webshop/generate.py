@@ -9,6 +9,10 @@ is made of words the policy has met, in a combination it has not. So what is to 
 *copy* from the instruction into the query and the clicks, not to know the catalogue by heart.
 No value is a fuzzy match for another one of its product, so every option must be right.
 
+The words are all invented for the catalogue, none is taken from a data set. They are short, so that
+a small byte-pair vocabulary holds each as one token, and no word is in two lists, so that each says
+by itself what it is.
+
 Difficulty 1 asks for the pair, and a search for it puts the product first. Difficulty 2 asks for
 two attributes, look-alikes have one of them, and the shop shows the first page's worth of results
 in an order that says nothing. Difficulty 3 adds a third option, of two words that its values share.
@@ -18,16 +22,73 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rollart_envs.webshop.words import (
-    ATTRIBUTES,
-    BRANDS,
-    FINISHES,
-    HOWS,
-    KINDS,
-    Kind,
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+BRANDS = _words(
+    "Arlo Basil Corvo Delta Ember Fjord Gusto Halo Indra Jova Kite Lumo Mirra Noro Orbi Pella "
+    "Quill Riva Sento Tova"
 )
+"""In titles, never in instructions."""
+
+ATTRIBUTES = _words(
+    "soft warm light thick thin sturdy quiet bright fresh smooth rugged simple fancy padded vented "
+    "folding rustic glossy matte sealed quick heavy lined woven"
+)
+
+COLORS = _words(
+    "red blue green black white pink teal gold navy gray brown purple orange yellow ivory olive "
+    "silver coral maroon beige violet lime bronze plum"
+)
+FLAVORS = _words("vanilla mango cocoa ginger honey mint lemon berry maple cherry salted smoky")
+SIZES = _words("small medium large petite tall wide narrow junior")
+BEDS = _words("twin full queen king crib bunk cot daybed")
+PACKS = _words("single pair trio dozen bulk sampler family travel")
+MATERIALS = _words("oak steel bamboo glass marble wicker pine brass cork ceramic")
+STYLES = _words("classic modern sport retro urban nordic floral plain striped dotted")
+HOWS = _words("hand deep double")
+FINISHES = _words("waxed coated polished brushed tinted")
+"""With ``HOWS`` before them, at difficulty 3: ``hand waxed`` beside ``deep waxed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A department of the shop: what it sells and what one can choose."""
+
+    category: str
+    path: str
+    nouns: tuple[str, ...]
+    options: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def _kind(category: str, path: str, nouns: str, **options: tuple[str, ...]) -> Kind:
+    return Kind(category, path, _words(nouns), tuple(sorted(options.items())))
+
+
+KINDS = (
+    _kind("fashion", "Clothing › Tops", "shirt jacket sweater vest hoodie coat scarf gloves",
+          color=COLORS, size=SIZES),
+    _kind("fashion", "Clothing › Shoes", "boots sandals sneakers slippers loafers clogs socks belt",
+          color=COLORS, size=SIZES),
+    _kind("garden", "Home › Bedding", "blanket pillow sheets mattress curtain rug towel canopy",
+          color=COLORS, size=BEDS),
+    _kind("garden", "Home › Furniture", "table chair shelf bench stool desk cabinet mirror",
+          material=MATERIALS, style=STYLES),
+    _kind("grocery", "Food › Snacks", "cookies crackers almonds granola popcorn candy jerky tea",
+          flavor=FLAVORS, pack=PACKS),
+    _kind("beauty", "Beauty › Care", "shampoo lotion soap candle brush serum cream balm",
+          flavor=FLAVORS, pack=PACKS),
+    _kind("electronics", "Devices › Home", "speaker earbuds radio lamp charger tripod cable camera",
+          color=COLORS, style=STYLES),
+    _kind("sports", "Sports › Outdoor", "tent backpack bottle helmet kayak racket lantern cooler",
+          color=COLORS, material=MATERIALS),
+)  # fmt: skip
+
 
 Rows = tuple[list[dict[str, Any]], dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
 

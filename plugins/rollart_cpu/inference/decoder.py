@@ -18,10 +18,8 @@ from rollart_cpu.inference.architecture import Architecture
 from rollart_cpu.inference.decoder_weights import DecoderWeights, LayerWeights, Linear
 from rollart_cpu.inference.kernels import load_kernels
 from rollart_cpu.inference.layout import Layout, lay_out
-from rollart_cpu.inference.native_ops import NativeOps, fits
-from rollart_cpu.inference.ops import Ops
+from rollart_cpu.inference.ops import NativeOps, Ops, TorchOps, fits
 from rollart_cpu.inference.runner import Runner, TokenBatch
-from rollart_cpu.inference.torch_ops import TorchOps
 
 TILE_ROWS = 64
 """Rows of every matrix product in deterministic mode: a product of one shape gives a row the same

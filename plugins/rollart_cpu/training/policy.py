@@ -1,22 +1,34 @@
 """Every distinct prefix of a microbatch once: a forward pass for the Llama family.
 
+:class:`TreeDecoder` reads the parameters of a transformers model (Llama, Mistral, Qwen2, Qwen3 and
+what equals them) and computes what that model computes, with less work:
+
+* every distinct prefix of the microbatch once (:mod:`rollart_cpu.training.tree`);
+* in the last layer only the queries whose next token is a loss token;
+* attention by plain matrix products over causal blocks (:mod:`rollart_cpu.training.kernels`).
+
 Takes: samples. Gives: what :class:`~rollart_core.training.policy.Policy` gives, for one rank in
-float32 that keeps its activations. Never: updates anything.
+float32 that keeps its activations. Never: updates anything, or holds parameters of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rollart_core.training.batch import level, model_input
 from rollart_core.training.policy import ForwardSettings, Policy, Read, index_tensors, loss_tokens
-from rollart_core.types import Sample
-from rollart_cpu.training import decoder, tree
-from rollart_cpu.training.kernels import TorchOps
+from rollart_core.types import IntArray, Sample
+from rollart_cpu.training import kernels, tree
+from rollart_cpu.training.kernels import AttentionItems, AttentionPlan, TorchOps
 from rollart_cpu.training.native import native_ops
+
+FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""``model_type`` of the models this forward equals."""
 
 
 class TreePolicy(Policy):
@@ -25,13 +37,13 @@ class TreePolicy(Policy):
     def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         super().__init__(model, settings)
         device = next(model.parameters()).device
-        self._decoder = decoder.TreeDecoder(model, _ops(device, settings.kernels))
+        self._decoder = TreeDecoder(model, _ops(device, settings.kernels))
 
     @classmethod
     def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
         """See :meth:`Policy.fits`."""
         is_plain = settings.world_size == 1 and not (settings.autocast or settings.recompute)
-        return is_plain and decoder.supports(model)
+        return is_plain and supports(model)
 
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
@@ -43,7 +55,7 @@ class TreePolicy(Policy):
         """See :meth:`Policy.read`."""
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
-        wanted, rows, targets, pairs = decoder.loss_pairs(prefixes, *loss_tokens(samples))
+        wanted, rows, targets, pairs = loss_pairs(prefixes, *loss_tokens(samples))
         states = self._decoder.hidden(prefixes, wanted)
         logits = self._decoder.head(states)
         at, tokens, expand = index_tensors(logits.device, rows, targets, pairs)
@@ -53,7 +65,7 @@ class TreePolicy(Policy):
         """See :meth:`Policy.states`."""
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
-        wanted, rows, _, pairs = decoder.loss_pairs(prefixes, *loss_tokens(samples))
+        wanted, rows, _, pairs = loss_pairs(prefixes, *loss_tokens(samples))
         states = self._decoder.hidden(prefixes, wanted)
         at, expand = index_tensors(states.device, rows, pairs)
         return states[at][expand], None
@@ -64,3 +76,141 @@ def _ops(device: torch.device, kernels: str) -> TorchOps:
     if kernels == "torch" or device.type != "cpu":
         return TorchOps()
     return native_ops(required=kernels == "native") or TorchOps()
+
+
+def supports(model: nn.Module) -> bool:
+    """Return whether :class:`TreeDecoder` computes what ``model`` computes."""
+    config: Any = model.config
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        config.model_type in FAMILY
+        and layer_types == {"full_attention"}
+        and not (config.model_type == "mistral" and config.sliding_window)
+        and config.hidden_act == "silu"
+    )
+
+
+class TreeDecoder:
+    """The training forward of one transformers model.
+
+    Args:
+        model: A causal LM for which :func:`supports` is True.
+        ops: The functions between its matrix products.
+    """
+
+    def __init__(self, model: nn.Module, ops: TorchOps) -> None:
+        self._ops = ops
+        self._head: Any = model.lm_head
+        self._body: Any = model.model
+
+    def logits(self, prefixes: tree.PrefixTree, wanted: tree.Index) -> Tensor:
+        """Return the logits ``[W, V]`` that follow the ``wanted`` nodes ``[W]``."""
+        return self.head(self.hidden(prefixes, wanted))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits ``[W, V]`` of hidden states ``[W, H]``."""
+        return self._head(hidden)  # type: ignore[no-any-return]
+
+    def hidden(self, prefixes: tree.PrefixTree, wanted: tree.Index) -> Tensor:
+        """Return the last hidden states ``[W, H]`` of the ``wanted`` nodes ``[W]``."""
+        device = self._body.embed_tokens.weight.device
+        rows = torch.from_numpy(wanted).to(device)
+        full = device_plan(tree.full_plan(prefixes), prefixes.num_nodes, device)
+        last = device_plan(_renumbered(prefixes, wanted), len(wanted), device)
+        x = self._body.embed_tokens(torch.from_numpy(prefixes.token_ids).to(device))
+        rope = self._rope(x, torch.from_numpy(prefixes.positions).to(device))
+        *layers, final = self._body.layers
+        for layer in layers:
+            x = self._layer(layer, x, rope, full)
+        x = self._layer(final, x, rope, last, rows)
+        return self._norm(self._body.norm, x)
+
+    def _rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, ``[U, D / 2]`` (both halves of the model's are equal)."""
+        cos, sin = self._body.rotary_emb(x, positions[None])
+        half = cos.shape[-1] // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def _layer(
+        self,
+        layer: Any,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        plan: AttentionPlan,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Run one decoder layer; with ``rows``, only those rows query and are returned."""
+        attn, mlp = layer.self_attn, layer.mlp
+        h = self._norm(layer.input_layernorm, x)
+        k = self._turned(attn, "k", h, rope)
+        v = attn.v_proj(h).unflatten(-1, (-1, attn.head_dim))
+        if rows is not None:
+            x, h, rope = x[rows], h[rows], (rope[0][rows], rope[1][rows])
+        q = self._turned(attn, "q", h, (rope[0] * attn.scaling, rope[1] * attn.scaling))
+        x = x + attn.o_proj(kernels.planned_attention(q, k, v, plan).flatten(1))
+        h = self._norm(layer.post_attention_layernorm, x)
+        return x + mlp.down_proj(self._ops.swiglu(mlp.gate_proj(h), mlp.up_proj(h)))  # type: ignore[no-any-return]
+
+    def _turned(self, attn: Any, which: str, h: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Project to rotated queries or keys ``[N, heads, D]``, normalised where the model does."""
+        heads: Tensor = getattr(attn, f"{which}_proj")(h).unflatten(-1, (-1, attn.head_dim))
+        norm = getattr(attn, f"{which}_norm", None)
+        if norm is None:
+            return self._ops.turn_heads(heads, None, 0.0, rope)
+        return self._ops.turn_heads(heads, norm.weight, norm.variance_epsilon, rope)
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return self._ops.rms_norm(x, norm.weight, norm.variance_epsilon)
+
+
+def device_plan(
+    buckets: Sequence[tree.Bucket], num_queries: int, device: torch.device
+) -> AttentionPlan:
+    """Return the buckets as an attention plan; every query ``0 .. num_queries - 1`` is in them."""
+    slots = np.empty(num_queries, dtype=np.int64)
+    flat = np.concatenate([b.queries.reshape(-1) for b in buckets])
+    is_real = flat >= 0
+    slots[flat[is_real]] = np.flatnonzero(is_real)
+    items = tuple(_items(b, device) for b in buckets)
+    return AttentionPlan(items, torch.from_numpy(slots).to(device))
+
+
+def loss_pairs(
+    prefixes: tree.PrefixTree, positions: Sequence[tree.Index], targets: Sequence[IntArray]
+) -> tuple[tree.Index, tree.Index, tree.Index, tree.Index]:
+    """Return what must be predicted where, without repeats.
+
+    Args:
+        prefixes: The tree.
+        positions: For each row the positions of its loss tokens.
+        targets: The tokens there.
+
+    Returns:
+        Wanted nodes ``[W]``; for each distinct (node, target) pair ``[P]`` its row in the wanted
+        nodes, and its target; and for each loss token, in row order, its pair ``[K]``.
+    """
+    nodes = np.concatenate([p[at - 1] for p, at in zip(prefixes.paths, positions, strict=True)])
+    wanted, rows = np.unique(nodes, return_inverse=True)
+    tokens = np.concatenate(targets).astype(np.int64)
+    pairs, inverse = np.unique(np.stack([rows, tokens]), axis=1, return_inverse=True)
+    return wanted, pairs[0], pairs[1], inverse.reshape(-1)
+
+
+def _renumbered(prefixes: tree.PrefixTree, wanted: tree.Index) -> list[tree.Bucket]:
+    """Return the subset plan with queries counted among ``wanted`` instead of all nodes."""
+    number = np.full(prefixes.num_nodes + 1, -1, dtype=np.int64)
+    number[wanted] = np.arange(len(wanted))
+    return [
+        tree.Bucket(number[b.queries], b.keys, b.masked) for b in tree.subset_plan(prefixes, wanted)
+    ]
+
+
+def _items(bucket: tree.Bucket, device: torch.device) -> AttentionItems:
+    mask = torch.zeros(bucket.masked.shape, dtype=torch.float32)
+    mask.masked_fill_(torch.from_numpy(bucket.masked), float("-inf"))
+    return AttentionItems(
+        torch.from_numpy(np.maximum(bucket.queries, 0).reshape(-1)).to(device),
+        torch.from_numpy(bucket.keys.reshape(-1)).to(device),
+        mask[:, None, :, None, :].to(device),
+        len(bucket.queries),
+    )

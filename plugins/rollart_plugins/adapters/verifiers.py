@@ -1,26 +1,48 @@
 """The adapter of verifiers' tasksets (its v1 API): agent tasks, played by a harness of verifiers.
 
+verifiers runs an episode, the gateway records it:
+
+    prepare: which task -> run: verifiers' env, harness and scoring -> finish: the trace's reward
+
+verifiers scores as its own episode ends, before ``finish``; judges that it asks have clients of
+their own. It takes a key by the name of an environment variable alone: each episode has one, with
+``API_KEY`` in its name, which verifiers hands to no program.
+
 Takes: the id of an installed taskset, and options. Gives: agent tasks and their spec. Never:
-imports verifiers before one of them is asked for.
+imports verifiers before one of them is asked for, or lets it end an episode in silence: what failed
+in it is raised.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import sys
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollart_core.config.base import Number, PositiveInt, Seconds
 from rollart_core.contracts.adapter import EnvAdapter
+from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
 from rollart_core.contracts.env import EnvSpec, Timeouts
-from rollart_core.errors import PluginError
+from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError, first_line
 from rollart_plugins.adapters.fields import Folder, Splits
-from rollart_plugins.adapters.verifiers_task import HARNESS, VerifiersTask, summary_of
 
 DEFAULT_TURNS = 10
+
+HARNESS: Final = "rollart_chat"
+"""Of the harness here; see ``verifiers_chat.py``."""
+_ENDLESS: Final = {"train": (0, 1000), "test": (1000, 1200)}
+_TEST_SHARE: Final = 5
+"""One task of so many is for the test."""
 
 
 class VerifiersOptions(BaseModel):
@@ -96,3 +118,194 @@ class VerifiersAdapter(EnvAdapter):
         if chosen.path is not None and chosen.path not in sys.path:
             sys.path.insert(0, chosen.path)
         return chosen
+
+
+class VerifiersTask:
+    """Tasks of one taskset.
+
+    Args:
+        taskset_id: What verifiers knows it by.
+        options: Checked ones.
+
+    Raises:
+        UserError: When there is no such taskset, or options do not fit it.
+    """
+
+    def __init__(self, taskset_id: str, options: VerifiersOptions) -> None:
+        self._id, self._options = taskset_id, options
+        self._config = _config(taskset_id, options)
+        self._task: Any = None
+        self._episode: Any = None
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has."""
+        first, end = self._range(split)
+        return end - first
+
+    async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
+        """Choose the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        split = str(options.get("split") or "train")
+        first, end = self._range(split)
+        index = options.get("task")
+        if index is None:
+            index = random.Random(seed).randrange(end - first)
+        if not 0 <= index < end - first:
+            raise ValueError(f"task {index} is not in split {split!r}: 0 to {end - first - 1}")
+        self._task = self._tasks[first + index].with_data()
+        self._episode = None
+        data = self._task.data
+        prompt = data.prompt_text or data.description or data.name or f"{self._id} {data.idx}"
+        return AgentStart(prompt, {"id": data.id, "name": data.name, "system": data.system_prompt})
+
+    async def run(self, endpoint: Endpoint) -> None:
+        """Let verifiers play, and score.
+
+        Raises:
+            EnvironmentFailure: When its episode failed.
+        """
+        import verifiers.v1 as vf
+        from verifiers.v1.utils.loaders import load_environment
+
+        env = load_environment(self._config)
+        with _in_environment(endpoint.api_key) as variable:
+            client = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
+            context = vf.ModelContext(model=endpoint.model, client=client)
+            async with env.serving():
+                self._episode = await env.run_episode(self._task, context)
+        errors = [e for trace in self._episode.traces if not trace.ok for e in trace.errors]
+        errors += self._episode.errors
+        if not self._episode.ok:
+            said = f"{errors[-1].type}: {errors[-1].message}" if errors else "it says no more"
+            raise EnvironmentFailure(
+                f"verifiers: the episode failed: {first_line(said)}",
+                boundary="agent.run",
+                detail="\n".join(str(error) for error in errors),
+            )
+
+    async def finish(self, recorded: Recorded) -> AgentResult:
+        """Return what verifiers gave: the mean over its traces, which are mostly one.
+
+        Raises:
+            EnvironmentFailure: When there is nothing that was scored.
+        """
+        traces: Sequence[Any] = self._episode.traces if self._episode is not None else ()
+        if not traces or not all(trace.ok for trace in traces):
+            raise EnvironmentFailure(
+                "verifiers scored nothing: its episode did not come to an end",
+                boundary="agent.finish",
+            )
+        reward = sum(trace.reward for trace in traces) / len(traces)
+        truncated = any(trace.is_truncated for trace in traces)
+        return AgentResult(float(reward), None, _components(traces), truncated)
+
+    def close(self) -> None:
+        """Forget the episode; verifiers has freed what it used when ``run`` ended."""
+        self._task = self._episode = None
+
+    @property
+    def _tasks(self) -> Sequence[Any]:
+        return _loaded(self._id, json.dumps(self._options.taskset, sort_keys=True))
+
+    def _range(self, split: str) -> tuple[int, int]:
+        given = self._options.splits
+        ranges = given or _split(len(self._tasks), endless=_is_endless(self._id))
+        if split not in ranges:
+            raise ValueError(f"no split {split!r}: there are {', '.join(ranges)}")
+        first, end = ranges[split]
+        end = min(end, len(self._tasks))
+        if first >= end:
+            raise ValueError(f"split {split!r} has no task: the taskset has {len(self._tasks)}")
+        return first, end
+
+
+def summary_of(taskset_id: str, options: VerifiersOptions) -> str:
+    """Return what a taskset is, in a line.
+
+    Raises:
+        UserError: When there is no such taskset, or options do not fit it.
+    """
+    config = _config(taskset_id, options)
+    return f"{taskset_id}, a taskset of verifiers, played by {_role(config)[1].harness.id}."
+
+
+def _config(taskset_id: str, options: VerifiersOptions) -> Any:
+    """Return verifiers' configuration of an environment with one agent."""
+    from verifiers.v1.utils.loaders import resolve_env_config, taskset_class
+
+    from rollart_plugins.adapters import verifiers_chat
+
+    # verifiers finds harnesses by the name of a module at the top.
+    sys.modules.setdefault(HARNESS, verifiers_chat)
+    try:
+        taskset_class(taskset_id)
+    except (ImportError, TypeError, AttributeError) as e:
+        raise UnknownIdError(f"verifiers: {first_line(str(e))}") from e
+    said: dict[str, Any] = {"taskset": {**options.taskset, "id": taskset_id}}
+    agent = {"harness": options.harness, "runtime": options.runtime}
+    try:
+        role, _ = _role(resolve_env_config(said))
+        whole = {**said, role: {**agent, "max_turns": options.max_turns}}
+        return resolve_env_config(whole)
+    except (ValueError, ImportError) as e:
+        raise PluginError(f"verifiers::{taskset_id}: {_fault(e)}") from e
+
+
+def _role(config: Any) -> tuple[str, Any]:
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    roles = agent_config_fields(config)
+    if len(roles) != 1:
+        names = ", ".join(roles) or "none"
+        raise ValueError(f"it has the agents {names}; one policy can be trained, as one agent")
+    name, found = next(iter(roles.items()))
+    return str(name), found
+
+
+def _fault(error: Exception) -> str:
+    """Return a fault in a line; pydantic's says which field, in several."""
+    return "; ".join(line.strip() for line in str(error).splitlines()[:3])
+
+
+@lru_cache(maxsize=8)
+def _loaded(taskset_id: str, taskset: str) -> Sequence[Any]:
+    """Return the tasks of a taskset, of one without end the first; once in a process."""
+    from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+
+    config = taskset_config_type(taskset_id).model_validate(
+        {**json.loads(taskset), "id": taskset_id}
+    )
+    found = load_taskset(config)
+    most = max(end for _, end in _ENDLESS.values()) if found.INFINITE else None
+    return tuple(islice(found, most))
+
+
+def _is_endless(taskset_id: str) -> bool:
+    from verifiers.v1.utils.loaders import taskset_class
+
+    return bool(taskset_class(taskset_id).INFINITE)
+
+
+def _split(num_tasks: int, *, endless: bool) -> Mapping[str, tuple[int, int]]:
+    if endless:
+        return _ENDLESS
+    first = num_tasks - max(1, num_tasks // _TEST_SHARE)
+    return {"train": (0, max(1, first)), "test": (max(1, first), num_tasks)}
+
+
+def _components(traces: Sequence[Any]) -> dict[str, float]:
+    """Return rewards, with their weights, and metrics of the last trace."""
+    last = traces[-1]
+    rewards = {name: reward.value for name, reward in last.rewards.items() if reward is not None}
+    metrics = {name: value for name, value in last.metrics.items() if value is not None}
+    return {name: float(value) for name, value in {**metrics, **rewards}.items()}
+
+
+@contextmanager
+def _in_environment(key: str) -> Iterator[str]:
+    """Give the name of an environment variable with ``key``, as long as the block lasts."""
+    name = f"ROLLART_API_KEY_{uuid.uuid4().hex}"
+    os.environ[name] = key
+    try:
+        yield name
+    finally:
+        del os.environ[name]

@@ -117,11 +117,7 @@ class SGLangEngine(InferenceEngine):
             raise ConfigError(
                 "deterministic: true needs engine: embedded; SGLang's sampling is not"
             )
-        if self._config.url and engine_index >= len(self._config.url):
-            raise ConfigError(
-                f"engine.url names {len(self._config.url)} servers, and this is engine "
-                f"{engine_index + 1}: name one for each, or have fewer engines"
-            )
+        _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
         self._channel, self._index = channel, engine_index
         self._first_gpu = (
@@ -511,3 +507,16 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _check_url(config: SGLangConfig, engine_index: int) -> None:
+    """Raise unless a config with servers names one for this engine.
+
+    Raises:
+        ConfigError: It names too few.
+    """
+    if config.url and engine_index >= len(config.url):
+        raise ConfigError(
+            f"engine.url names {len(config.url)} servers, and this is engine "
+            f"{engine_index + 1}: name one for each, or have fewer engines"
+        )

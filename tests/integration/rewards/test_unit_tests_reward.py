@@ -15,9 +15,8 @@ from support.sandbox_walls import no_bubblewrap, opened
 from rollart_core.errors import RewardFailure, SandboxFailure
 from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
-from rollart_rewards.hidden_tests import CaseTests, is_right, read_tests
-from rollart_rewards.unit_tests import UnitTests
-from rollart_sandboxes.judging.cases import CaseOutput, Cases, run_cases
+from rollart_rewards.unit_tests import CaseTests, UnitTests, is_right, read_tests
+from rollart_sandboxes.judging.functions import CaseOutput, Cases, run_cases
 from rollart_testing import assert_checks, check_reward
 
 pytestmark = pytest.mark.timeout(600)

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from support.lineage_run import FakeEngines, FakeTrainer
 
-from rollart_bench import async_, async_rewards
+from rollart_bench import async_
 from rollart_core.config.load import validate
 from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -390,7 +390,7 @@ def test_step_times_pair_the_runs_of_a_round(monkeypatch: pytest.MonkeyPatch) ->
     def fake(function: str, asked: dict[str, Any]) -> dict[str, float]:
         return {"step_s": took[asked["mode"]]}
 
-    monkeypatch.setattr(async_rewards, "in_fresh_process", fake)
+    monkeypatch.setattr(async_, "in_fresh_process", fake)
     blocking, sync = async_.run({"case": "slow-reward", "rounds": 2})["rows"]  # type: ignore[misc]
     assert (blocking["ratio"]["median"], blocking["meets_mark"]) == (2.0, True)
     assert (sync["ratio"]["median"], sync["mark"]) == (4.0, None)

@@ -24,7 +24,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
 from rollart_core.runtime.prepare import prepare, prepare_mapping
-from rollart_ray.checks import NodeChecks
+from rollart_ray.nodes import NodeChecks
 from rollart_ray.pools import Node
 
 FAKE = "rollart_testing:FakeEnv"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.whole_runs import run
 
-from rollart_bench.stability_faults import NotFinite
+from rollart_bench.stability import NotFinite
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader
 

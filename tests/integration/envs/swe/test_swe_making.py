@@ -28,10 +28,10 @@ from rollart_envs.swe.mine import Limits, commits
 from rollart_envs.swe.mine_command import MineOrder, mine_tasks
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import fetch, unpack
-from rollart_envs.swe.row_judge import finish, judge_for
 from rollart_envs.swe.statement import leaked
 from rollart_envs.swe.suite import Checkout, FilesRefused, Suite
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_envs.swe.validate import finish, judge_for
 from rollart_sandboxes.pool.source import sandbox_source
 
 BUBBLEWRAP: dict[str, object] = {"id": "bubblewrap"}

@@ -5,4 +5,4 @@ from rollart_bench.cli import benchmarks
 
 def test_it_is_listed():
     assert "weights" in benchmarks()
-    assert "weight_sides" not in benchmarks()
+    assert "waiting_reward" not in benchmarks()

@@ -12,9 +12,8 @@ from rollart_core.errors import ConfigError
 from rollart_cpu.inference import decoder
 from rollart_cpu.inference.decoder import Decoder
 from rollart_cpu.inference.kernels import load_kernels
-from rollart_cpu.inference.loading import RunnerOptions, load_runner
+from rollart_cpu.inference.loading import RunnerOptions, cache_name, load_runner
 from rollart_cpu.inference.runner import TokenBatch
-from rollart_cpu.inference.transformers_runner import cache_name
 
 WAYS = {
     "native": {"kernels": "native"},

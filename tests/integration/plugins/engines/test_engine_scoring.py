@@ -10,7 +10,7 @@ from support.small_models import make_sample, reference_logprobs, save_model
 from rollart_core.contracts.inference import GenerateRequest, ScoreRequest
 from rollart_core.errors import InferenceFailure
 from rollart_core.training.trainer import load_model
-from rollart_plugins.engines import scoring
+from rollart_plugins.engines import embedded
 from rollart_plugins.engines.embedded import EmbeddedEngine
 from rollart_testing import ScriptedEngine
 
@@ -40,7 +40,7 @@ def with_engine(path, work, **options):
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("piece", [128, 7])
 def test_scores_are_the_models_own(tmp_path, monkeypatch, decoder, piece):
-    monkeypatch.setattr(scoring, "PIECE_TOKENS", piece)
+    monkeypatch.setattr(embedded, "PIECE_TOKENS", piece)
     path = save_model(tmp_path / "model")
     samples = [make_sample(np.random.default_rng(n), 40 + 150 * n, prefix=20) for n in (0, 1)]
     model = load_model(path)

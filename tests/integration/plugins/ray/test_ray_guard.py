@@ -13,7 +13,7 @@ from support.patient_ray import patient_ray
 from support.ray_runs import PLACEMENT_S
 from support.whole_runs import run
 
-from rollart_bench.stability_faults import NotFinite
+from rollart_bench.stability import NotFinite
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader
 

@@ -28,7 +28,6 @@ from rollart_core.errors import ConfigError, RollartError, WorkerDied
 from rollart_core.runtime.launch import launch
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
-from rollart_ray import checks as ray_checks
 from rollart_ray import nodes as ray_nodes
 from rollart_ray.actor import ActorSettings
 from rollart_ray.cluster import RayCluster
@@ -207,7 +206,7 @@ def test_what_a_node_lacks_is_said_with_its_name(
     on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ray_checks.ray_nodes, "ask_versions", _other_versions)
+        patch.setattr(ray_nodes, "ask_versions", _other_versions)
         patch.setattr(ray_nodes, "versions", lambda names: {"rollart": "0.1.0"})
         with pytest.raises(ConfigError, match=r"node .* has rollart 0\.0\.1 \(here 0\.1\.0\)"):
             launch(small_run(tmp_path, **on_ray))
@@ -225,7 +224,7 @@ def test_all_that_cluster_and_nodes_lack_is_one_error(
     on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ray_checks.ray_nodes, "ask_versions", _other_versions)
+        patch.setattr(ray_nodes, "ask_versions", _other_versions)
         patch.setattr(ray_nodes, "versions", lambda names: {"rollart": "0.1.0"})
         wrong = {"pools": [{"name": "big", "device": "H100", "count": 1}]}
         with pytest.raises(ConfigError) as told:

@@ -434,7 +434,7 @@ def test_doctor_starts_a_real_box(bubblewrap) -> None:
 
 
 def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:
-    monkeypatch.setattr("rollart_sandboxes.bubblewrap_host.shutil.which", lambda _: None)
+    monkeypatch.setattr("rollart_sandboxes.bubblewrap.shutil.which", lambda _: None)
     done = CliRunner().invoke(app, ["doctor", "bubblewrap"])
     assert done.exit_code == 1
     assert "does not work" in done.stdout

@@ -35,13 +35,12 @@ from rollart_core.errors import (
 from rollart_core.plugins import registry
 from rollart_core.rollout import loop
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_sandboxes.isolation import sandbox as box_module
+from rollart_sandboxes.isolation import slots as box_module
 from rollart_sandboxes.isolation import slots as seats
 from rollart_sandboxes.isolation.config import Isolation
 from rollart_sandboxes.isolation.env import open_env
 from rollart_sandboxes.isolation.image import Build, build_image, find_project
-from rollart_sandboxes.isolation.recipe import recipe_of
-from rollart_sandboxes.isolation.venv import made_venv
+from rollart_sandboxes.isolation.recipe import made_venv, recipe_of
 
 ODD = "odd_env:OddEnv"
 SUPPORT = Path(__file__).resolve().parents[3] / "support"

@@ -12,8 +12,7 @@ from rollart_envs.swe import probe
 from rollart_envs.swe.hide import test_name as name_of
 from rollart_envs.swe.hide import without_tests
 from rollart_envs.swe.make import is_test_file
-from rollart_envs.swe.mutate import is_another_program, mutated, mutations
-from rollart_envs.swe.mutate_kinds import KINDS
+from rollart_envs.swe.mutate import KINDS, is_another_program, mutated, mutations
 from rollart_envs.swe.statement import changed_lines, leaked, statement
 from rollart_envs.swe.suite import Failed
 

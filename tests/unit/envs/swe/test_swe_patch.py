@@ -14,7 +14,7 @@ from rollart_envs.swe.patch import (
     touched_files,
     without_files,
 )
-from rollart_testing.sandbox import FakeSandbox
+from rollart_testing.fakes import FakeSandbox
 
 CHANGED = """\
 diff --git a/src/a.py b/src/a.py

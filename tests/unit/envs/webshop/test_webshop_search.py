@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rollart_envs.webshop.porter import stem
 from rollart_envs.webshop.products import load_products
-from rollart_envs.webshop.search import SearchIndex, analyze, document, quantised_length
+from rollart_envs.webshop.search import SearchIndex, analyze, document, quantised_length, stem
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import InferenceFailure
-from rollart_planner.engine_time import EngineTime
 from rollart_planner.roofline import decode_bounds, prefill_bounds, turn_time
-from rollart_testing.modelled_engine import ModelledEngine
+from rollart_testing.modelled_engine import EngineTime, ModelledEngine
 
 # Weights are read in 1 s, whatever is decoded; a prompt's token takes 0.01 s.
 MODEL = ModelShape(500, 1, 0, 0, 1)

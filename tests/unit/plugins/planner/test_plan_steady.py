@@ -4,10 +4,10 @@ import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Pool
-from rollart_planner.engine_time import EngineTime
 from rollart_planner.fit import everywhere
 from rollart_planner.roofline import turn_time
 from rollart_planner.steady import steady_rate
+from rollart_testing.modelled_engine import EngineTime
 
 MODEL = ModelShape(8 * 10**9, 32, 32, 8, 128)
 POOL = Pool("p", "H100", 1, 5e14, 2.3e12, 80 * 10**9)

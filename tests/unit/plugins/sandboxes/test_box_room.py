@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollart_sandboxes.pool import machine
-from rollart_sandboxes.pool.admission_policy import BUSY_WAIT_S, SETTLE_S, SandboxNeeds, decide
+from rollart_sandboxes.pool.admission import BUSY_WAIT_S, SETTLE_S, SandboxNeeds, decide
 from rollart_sandboxes.pool.live import SandboxRecord
 from rollart_sandboxes.pool.machine import Machine
 

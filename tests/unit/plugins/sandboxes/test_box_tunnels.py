@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from rollart_sandboxes.tunnels import Target, Tunnels
+from rollart_sandboxes.connection import Target, Tunnels
 
 OPEN = {"s": 1, "op": "open", "forward": 1}
 STEPS = 8
