@@ -13,7 +13,7 @@ needs_python() {
     found=$(type -P "$1")
     found=$(cd "$(dirname "$found")" && pwd)/$(basename "$found")
     (cd / && "$found" -c 'import rollart_core') 2> /dev/null ||
-        refuse "$1 cannot import rollart_core: $1 -m pip install -e '.[train,ray,sglang,serverless,lambda]'; $2"
+        refuse "$1 cannot import rollart_core: $1 -m pip install -e '.[train,ray,sglang,serverless,lambda,registry]'; $2"
 }
 
 # needs_command COMMAND...: it is said, and is there.

@@ -12,17 +12,19 @@ which backend it was. Never: takes a failure for a score, or goes on after the c
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure, first_line
 from rollart_core.rewards.backend_client import BackendClient, Tell
 from rollart_core.rewards.stats import RewardStats
 from rollart_core.rewards.validation import checked_result, idempotency_key
+
+if TYPE_CHECKING:
+    from tenacity import AsyncRetrying, RetryCallState
 
 Failed: TypeAlias = RewardFailure | DeadlineFailure
 Outcome: TypeAlias = RewardResult | Failed
@@ -43,11 +45,6 @@ class Rules:
     backoff_s: float = 0.2
     max_backoff_s: float = 5.0
 
-    def most_wait_s(self, num_tries: int) -> float:
-        """Return the longest wait after so many tries."""
-        longest: float = self.backoff_s * 2.0 ** min(num_tries - 1, 30)
-        return min(self.max_backoff_s, longest)
-
 
 @dataclass(slots=True)
 class _Open:
@@ -58,20 +55,32 @@ class _Open:
     errors: dict[int, tuple[BackendClient, Failed]]
     useless: set[BackendClient]
     """They will not do, however often they are asked."""
+    road: BackendClient
+    """Where they were asked last."""
     num_tries: int = 0
+    found: dict[int, Outcome] = field(default_factory=dict)
+    is_unclear: bool = False
+    """Whether one that failed may have failed the others: each is asked alone from now on."""
+    alone: list[_Open] = field(default_factory=list)
 
     @property
     def tickets(self) -> list[str]:
         return [request.ticket_id for request in self.requests.values()]
 
-    def split(self) -> list[_Open]:
-        """Return one for each request, all of which have failed; none is left here."""
-        alone = [
-            _Open({i: request}, self.ends_s, {i: self.errors[i]}, set(self.useless), self.num_tries)
+    def split(self) -> None:
+        """Leave each request, all of which have failed, to be asked alone."""
+        self.alone = [
+            _Open(
+                {i: request},
+                self.ends_s,
+                {i: self.errors[i]},
+                set(self.useless),
+                self.road,
+                num_tries=self.num_tries,
+            )
             for i, request in self.requests.items()
         ]
         self.requests.clear()
-        return alone
 
 
 class RetryingScorer:
@@ -103,40 +112,81 @@ class RetryingScorer:
     async def ask(self, requests: Sequence[RewardRequest]) -> list[Outcome]:
         """Return an outcome for each request, in order."""
         ends_s = _now_s() + self._rules.total_s
-        left = _Open(dict(enumerate(requests)), ends_s, {}, set())
+        left = _Open(dict(enumerate(requests)), ends_s, {}, set(), self._roads[0])
         found = await self._answered(left, asyncio.Lock())
         return [found[index] for index in sorted(found)]
 
     async def _answered(self, left: _Open, turn: asyncio.Lock) -> dict[int, Outcome]:
         """Return an outcome for each open request; whoever makes a call holds ``turn``."""
-        found: dict[int, Outcome] = {}
-        asked, alone = dict(left.requests), list[_Open]()
-        while left.requests:
-            async with turn:
-                road = await self._free_backend(left) if _now_s() < left.ends_s else None
-                if road is None:
-                    break
-                outcomes = await self._once(road, left)
-            left.num_tries += not road.is_out  # an outage is not the fault of the request
-            unclear = self._unclear(outcomes)
-            for index, outcome in outcomes.items():
-                if index not in unclear and self._is_final(outcome, road, left):
-                    found[index] = outcome
-                    del left.requests[index]
-                if not isinstance(outcome, RewardResult):
-                    left.errors[index] = (road, outcome)
-            if left.requests and not await self._wait(road, left):
-                break
-            if unclear:
-                alone = left.split()
+        asked, found = dict(left.requests), left.found
+        await self._retrying(left)(self._try, left, turn)
         found.update({index: self._given_up(index, left) for index in left.requests})
         named = {
             index: self._named(found[index], left.errors.get(index)) for index in sorted(found)
         }
         self._count([asked[index] for index in named], list(named.values()), left)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answered(one, turn)) for one in alone]
+            tasks = [group.create_task(self._answered(one, turn)) for one in left.alone]
         return {**named, **{i: outcome for task in tasks for i, outcome in task.result().items()}}
+
+    async def _try(self, left: _Open, turn: asyncio.Lock) -> bool:
+        """Make one call for what is open; return whether another one may help."""
+        if left.is_unclear:
+            left.split()
+        if not left.requests:
+            return False
+        async with turn:
+            road = await self._free_backend(left) if _now_s() < left.ends_s else None
+            if road is None:
+                return False
+            left.road = road
+            outcomes = await self._once(road, left)
+        left.num_tries += not road.is_out  # an outage is not the fault of the request
+        unclear = self._unclear(outcomes)
+        left.is_unclear = bool(unclear)
+        for index, outcome in outcomes.items():
+            if index not in unclear and self._is_final(outcome, road, left):
+                left.found[index] = outcome
+                del left.requests[index]
+            if not isinstance(outcome, RewardResult):
+                left.errors[index] = (road, outcome)
+        return bool(left.requests)
+
+    def _retrying(self, left: _Open) -> AsyncRetrying:
+        """Return the policy: how long to wait before the next try, and whether there is one."""
+        from tenacity import AsyncRetrying, retry_if_result, wait_random_exponential
+
+        rules = self._rules
+        backoff = wait_random_exponential(multiplier=rules.backoff_s, max=rules.max_backoff_s)
+
+        def wait_s(state: RetryCallState) -> float:
+            if left.road in left.useless:
+                return 0.0
+            state.attempt_number = max(1, left.num_tries)
+            errors = [left.errors[index][1] for index in left.requests]
+            asked_s = max((getattr(e, "wait_s", None) or 0.0 for e in errors), default=0.0)
+            return max(backoff(state), asked_s)
+
+        def is_over(state: RetryCallState) -> bool:
+            spent = left.num_tries >= rules.max_tries
+            return (
+                spent and not left.road.is_out
+            ) or _now_s() + state.upcoming_sleep >= left.ends_s
+
+        def told(state: RetryCallState) -> None:
+            self._ledger.counts["retries"] += 1
+            why = first_line(str(left.errors[min(left.requests)][1]))
+            wait_s = round(state.upcoming_sleep, 3)
+            self._say("reward_retry", left.road, left, why=why, wait_s=wait_s)
+
+        return AsyncRetrying(
+            sleep=asyncio.sleep,
+            retry=retry_if_result(bool),
+            stop=is_over,
+            wait=wait_s,
+            before_sleep=told,
+            retry_error_callback=lambda _: False,
+        )
 
     async def _free_backend(self, left: _Open) -> BackendClient | None:
         """Return the first backend that may be asked; wait for one until time is up."""
@@ -196,23 +246,6 @@ class RetryingScorer:
                 left.useless.add(road)
             return all(road in left.useless for road in self._roads)
         return not isinstance(outcome, DeadlineFailure)
-
-    async def _wait(self, road: BackendClient, left: _Open) -> bool:
-        """Wait before the next try; return False where there is none."""
-        rules = self._rules
-        if left.num_tries >= rules.max_tries and not road.is_out:
-            return False
-        errors = [left.errors[index][1] for index in left.requests]
-        asked_s = max((getattr(e, "wait_s", None) or 0.0 for e in errors), default=0.0)
-        wait_s = random.uniform(0, rules.most_wait_s(max(1, left.num_tries)))
-        wait_s = max(wait_s, asked_s) if road not in left.useless else 0.0
-        if _now_s() + wait_s >= left.ends_s:
-            return False
-        self._ledger.counts["retries"] += 1
-        why = first_line(str(errors[0]))
-        self._say("reward_retry", road, left, why=why, wait_s=round(wait_s, 3))
-        await asyncio.sleep(wait_s)
-        return True
 
     def _given_up(self, index: int, left: _Open) -> Failed:
         if index in left.errors:

@@ -11,11 +11,9 @@ welcome as one that awaits. So each task has an event loop of its own, in a daem
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rollart_core.contracts.agent import (
     AgentResult,
@@ -26,11 +24,9 @@ from rollart_core.contracts.agent import (
     Recorded,
 )
 from rollart_core.errors import EnvironmentFailure, contained, is_from_outside
+from rollart_core.rollout.loop import LoopThread
 
 T = TypeVar("T")
-END_S: Final = 5.0
-"""How long a cancelled program may take to end."""
-_LAST: Final = "the last task of this loop"
 
 
 class AgentHost:
@@ -42,10 +38,7 @@ class AgentHost:
 
     def __init__(self, task: AgentTask) -> None:
         self._task = task
-        self._loop = asyncio.new_event_loop()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="agent", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("agent")
         self._program: Future[None] | None = None
         self._is_stopped = False
         self._is_given_up = False
@@ -58,7 +51,7 @@ class AgentHost:
     @property
     def hangs(self) -> bool:
         """True while it blocks its thread after it was told to end."""
-        return self._is_given_up and self._thread.is_alive()
+        return self._is_given_up and self._loop.is_alive
 
     async def prepare(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
         """Begin an episode."""
@@ -70,9 +63,7 @@ class AgentHost:
     async def run(self, endpoint: Endpoint) -> None:
         """Run the program; returns also when :meth:`stop` has ended it."""
         self._is_stopped = False
-        self._program = asyncio.run_coroutine_threadsafe(
-            _called(lambda: self._task.run(endpoint)), self._loop
-        )
+        self._program = self._loop.submit(_called(lambda: self._task.run(endpoint)))
         try:
             await asyncio.wrap_future(self._program)
         except (Exception, asyncio.CancelledError):
@@ -114,43 +105,19 @@ class AgentHost:
 
     async def quiet(self) -> bool:
         """Cancel all that runs in the thread and wait; False when it does not end."""
-        if not self._thread.is_alive():
-            return True
-        ended = asyncio.run_coroutine_threadsafe(_all_ended(), self._loop)
-        try:
-            async with asyncio.timeout(END_S):
-                await asyncio.wrap_future(ended)
-        except TimeoutError:
-            self._is_given_up = True
-            return False
-        return True
+        has_ended = await self._loop.end_tasks()
+        self._is_given_up |= not has_ended
+        return has_ended
 
     def close(self) -> None:
         """Close the task, and let the thread end; blocks for as long as the task does."""
         try:
             self._task.close()
         finally:
-            with contextlib.suppress(RuntimeError):  # ended before
-                self._loop.call_soon_threadsafe(self._let_go)
-
-    async def _await(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(_called(call), self._loop)
-        )
-
-    def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            while not self._is_closing:
-                with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of some task's own
-                    self._loop.run_forever()
-            self._loop.run_until_complete(self._loop.create_task(_all_ended(), name=_LAST))
-        finally:
             self._loop.close()
 
-    def _let_go(self) -> None:
-        self._is_closing = True
-        self._loop.stop()
+    async def _await(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._loop.wait(_called(call))
 
 
 async def _called(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -161,12 +128,3 @@ async def _called(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if is_from_outside(e):
             raise
         raise contained(e) from e  # a program's sys.exit ends the program
-
-
-async def _all_ended() -> None:
-    """Cancel all tasks of this loop but oneself and its last, until they have ended."""
-    me = asyncio.current_task()
-    while others := {t for t in asyncio.all_tasks() if t is not me and t.get_name() != _LAST}:
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others, timeout=END_S)

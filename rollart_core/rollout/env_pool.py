@@ -25,7 +25,7 @@ from rollart_core.types import Task
 
 MAX_START_RETRIES = 2
 """Of a worker that cannot be started."""
-RETRY_S = 0.25
+RETRY_S = 0.5
 """Before the first of them, and twice as long before the second."""
 MAX_OWN = 8
 """Most episodes at once that have a process of their own; others wait for theirs."""
@@ -236,17 +236,20 @@ class EnvPool:
         Raises:
             Exception: Why one could not be started, several times in a row.
         """
-        num_failures = 0
-        while len(self._places) < self._num_workers and not self._closed:
-            try:
+        from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
+
+        async def start_missing_one() -> bool:
+            if is_missing := len(self._places) < self._num_workers and not self._closed:
                 await self._start_one()
-            except Exception:
-                num_failures += 1
-                if num_failures > MAX_START_RETRIES:
-                    raise
-                await asyncio.sleep(RETRY_S * 2**num_failures)
-                continue
-            num_failures = 0
+            return is_missing
+
+        retrying = AsyncRetrying(
+            sleep=asyncio.sleep,
+            stop=stop_after_attempt(MAX_START_RETRIES + 1),
+            wait=wait_exponential(multiplier=RETRY_S),
+            reraise=True,
+        )
+        while await retrying(start_missing_one):
             if self._num_away:
                 self._num_away -= 1
                 if self.on_back is not None:

@@ -1,9 +1,12 @@
-"""The event loop of what outlives a call: sandboxes and MCP servers, in a thread of its own.
+"""Event loops in threads of their own, for callers that have none, or one that ends too early.
 
-Takes: coroutines, from any thread or loop. Gives: their results. Never: runs blocking code.
+    LoopThread("name")   one loop, which its owner ends
+    submit, run, on_loop the background loop of this process: sandboxes and MCP servers
+
+Takes: coroutines, from any thread or loop. Gives: their results. Never: keeps a process alive.
 
 A sandbox outlives the call that opened it, and a loop that a caller brings may end before the
-sandbox does: so this loop ends with the process. :func:`at_exit` says what is closed then.
+sandbox does. So the background loop ends with the process, after what :func:`at_exit` was given.
 """
 
 from __future__ import annotations
@@ -12,37 +15,139 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_pid = 0
+END_S: Final = 5.0
+"""How long cancelled tasks may take to end before they are cancelled again."""
+_LAST: Final = "the last task of this loop"
+
 _at_exit: list[Callable[[], None]] = []
 
 
-def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine on the background loop; cancelling the future cancels it."""
-    return asyncio.run_coroutine_threadsafe(work, _running())
+class LoopThread:
+    """An event loop in a daemon thread, which starts with the first coroutine.
+
+    Args:
+        name: What the thread is called.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self._is_closing = False
+        self._last: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more coroutines."""
+        return self._is_closing
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine; cancelling the future cancels it.
+
+        Raises:
+            RuntimeError: When the loop is closed.
+        """
+        with self._lock:
+            if self._is_closing:
+                work.close()
+                raise RuntimeError(f"the event loop of {self._name!r} is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._running())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and wait for it; not from this loop itself."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine that runs on this loop, from any loop."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    async def end_tasks(self) -> bool:
+        """Cancel all tasks of this loop, from another; return whether they end in time."""
+        loop = self._loop
+        if loop is None or not self.is_alive:
+            return True
+        ended = asyncio.run_coroutine_threadsafe(_all_ended(), loop)
+        try:
+            async with asyncio.timeout(END_S):
+                await asyncio.wrap_future(ended)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(
+        self, last: Callable[[], Awaitable[None]] | None = None, *, wait_s: float | None = 0.0
+    ) -> None:
+        """End all tasks and the loop; may be called twice.
+
+        Args:
+            last: Awaited on the loop when all tasks have ended.
+            wait_s: Most seconds to wait for the end of the thread; None: no limit.
+        """
+        with self._lock:
+            if not self._is_closing:
+                self._is_closing, self._last = True, last
+                if self._loop is not None and self._pid == os.getpid():
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(wait_s)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._pid != os.getpid():  # a fork has the object, not the thread
+            self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+            self._thread = threading.Thread(
+                target=self._work, args=(self._loop,), name=self._name, daemon=True
+            )
+            self._thread.start()
+        return self._loop
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._is_closing:
+                with suppress(SystemExit, KeyboardInterrupt):  # of some task's own
+                    loop.run_forever()
+            loop.run_until_complete(loop.create_task(self._end(), name=_LAST))
+        finally:
+            loop.close()
+
+    async def _end(self) -> None:
+        await _all_ended()
+        if self._last is not None:
+            await self._last()
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the background loop and wait for it; not from that loop itself."""
-    future = submit(work)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+async def _all_ended() -> None:
+    """Cancel all tasks of this loop but oneself and its last, until they have ended."""
+    me = asyncio.current_task()
+    while others := {t for t in asyncio.all_tasks() if t is not me and t.get_name() != _LAST}:
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others, timeout=END_S)
 
 
-async def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that runs on the background loop, from any loop."""
-    return await asyncio.wrap_future(submit(work))
+_background: Final = LoopThread("background")
+submit: Final = _background.submit
+run: Final = _background.run
+on_loop: Final = _background.wait
 
 
 def at_exit(close: Callable[[], None]) -> None:
@@ -58,12 +163,3 @@ def run_exit_functions() -> None:
     while _at_exit:
         with suppress(Exception):
             _at_exit.pop()()
-
-
-def _running() -> asyncio.AbstractEventLoop:
-    global _loop, _pid
-    with _lock:
-        if _loop is None or _pid != os.getpid():  # a fork has the object but not the thread
-            _loop, _pid = asyncio.new_event_loop(), os.getpid()
-            threading.Thread(target=_loop.run_forever, name="background", daemon=True).start()
-        return _loop

@@ -17,7 +17,7 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PluginError, first_line
+from rollart_core.rollout.loop import LoopThread
 
 CLOSE_S = 2.0
 """How long a session is given to say goodbye."""
@@ -91,19 +92,13 @@ class _IoThread:
     """The thread of all sessions of this process, with one aiohttp session."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
         self.http: Any = None
-        self._thread = threading.Thread(target=self._run, name="rollart-openenv", daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Have the loop run a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._loop = LoopThread("rollart-openenv")
+        self.submit = self._loop.submit
 
     def end(self) -> None:
         """Stop the loop and wait for the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._loop.close(self._hang_up, wait_s=None)
 
     async def session(self) -> Any:
         """Return the HTTP session."""
@@ -113,16 +108,9 @@ class _IoThread:
             self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self.http
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        left = asyncio.all_tasks(self.loop)
-        for task in left:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    async def _hang_up(self) -> None:
         if self.http is not None:
-            self.loop.run_until_complete(self.http.close())
-        self.loop.close()
+            await self.http.close()
 
 
 class _IoThreads:

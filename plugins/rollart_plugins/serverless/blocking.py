@@ -6,15 +6,14 @@ Gives: answers to whoever calls, from any thread. Never: makes the reward more t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
 from rollart_core.errors import ConfigError, UserError, first_line
+from rollart_core.rollout import loop
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.wire import Refused
 
@@ -23,12 +22,10 @@ OPTIONS: Final = "ROLLART_REWARD_OPTIONS"
 
 
 class BlockingFunction:
-    """A :class:`RewardFunction` with a loop of its own in a thread of its own."""
+    """A :class:`RewardFunction` for callers without an event loop."""
 
     def __init__(self, function: RewardFunction) -> None:
         self.function = function
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="reward", daemon=True).start()
 
     def answer(self, body: bytes | Mapping[str, Any]) -> bytes:
         """Answer a call.
@@ -36,7 +33,7 @@ class BlockingFunction:
         Raises:
             Refused: When it is no call, or one for another reward.
         """
-        return asyncio.run_coroutine_threadsafe(self.function.answer(body), self._loop).result()
+        return loop.run(self.function.answer(body))
 
 
 def answered(body: bytes | Mapping[str, Any]) -> tuple[str, bytes]:

@@ -25,8 +25,8 @@ from rollart_core.errors import (
     traced,
 )
 from rollart_core.plugins import registry
+from rollart_core.rollout.threads import DaemonThreads
 from rollart_plugins.serverless import wire
-from rollart_plugins.serverless.threads import ScoringThreads
 from rollart_plugins.serverless.wire import Outcome, Refused, WireAnswer, WireCall
 
 NUM_THREADS: Final = 16
@@ -71,7 +71,7 @@ class RewardFunction:
             raise UserError(f"{reward_id} cannot be made: {described(e)}") from e
         self._reward: Reward | GroupReward = reward
         self._range: tuple[float, float] = spec.reward_range
-        self._threads = ScoringThreads(num_threads)
+        self._threads = DaemonThreads(num_threads, name="reward")
         self._cold = True
         self._ended = False
         self._kept: OrderedDict[str, tuple[tuple[str, ...], tuple[Outcome, ...]]] = OrderedDict()
@@ -122,10 +122,10 @@ class RewardFunction:
             return ()
         if isinstance(self._reward, GroupReward):
             whole = partial(self._scored_group, self._reward, call.requests)
-            (outcomes,) = await self._threads.run([whole], call.deadline_s)
+            (outcomes,) = await self._threads.run_all([whole], call.deadline_s)
             return outcomes or (_late(call.deadline_s),) * len(call.requests)
         each = [partial(self._scored, self._reward, request) for request in call.requests]
-        found = await self._threads.run(each, call.deadline_s)
+        found = await self._threads.run_all(each, call.deadline_s)
         return tuple(outcome or _late(call.deadline_s) for outcome in found)
 
     def _scored(self, reward: Reward, request: RewardRequest) -> Outcome:
@@ -170,8 +170,8 @@ async def close_reward(reward: object) -> None:
     """
     if not hasattr(reward, "close"):
         return
-    threads = ScoringThreads(1)
-    await threads.run([partial(_close, reward)], CLOSE_S)
+    threads = DaemonThreads(1, name="reward")
+    await threads.run_all([partial(_close, reward)], CLOSE_S)
     threads.close()
 
 

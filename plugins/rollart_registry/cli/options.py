@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from rollart_core.cli.output import visible
-from rollart_core.errors import RegistryError
+from rollart_core.errors import RegistryError, UserError
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -23,7 +24,33 @@ if TYPE_CHECKING:
     from rollart_registry.release import Release
     from rollart_registry.trust import Trusted
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+NEEDED: Final = frozenset({"cryptography", "securesystemslib", "tuf"})
+"""What the extra ``registry`` installs."""
+
+
+class RegistryGroup(TyperGroup):
+    """Says what to install if a command lacks a package of the extra ``registry``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            UserError: When such a package is missing.
+        """
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as e:
+            package = (e.name or "").partition(".")[0]
+            if package not in NEEDED:
+                raise
+            raise UserError(
+                f"rollart registry needs {package}: pip install 'rollart[registry]'"
+            ) from e
+
+
+app = typer.Typer(
+    cls=RegistryGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True
+)
 
 URL = "https://rollart.example.org"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

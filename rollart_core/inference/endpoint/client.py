@@ -19,12 +19,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rollart_core.errors import ConfigError, EndpointError, first_line
 from rollart_core.inference.endpoint.errors import fault
-from rollart_core.inference.endpoint.retry_after import backoff_s, requested_wait_s
+from rollart_core.inference.endpoint.retry_after import backoff, requested_wait_s
+
+if TYPE_CHECKING:
+    from tenacity import AsyncRetrying, RetryCallState
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -131,23 +134,38 @@ class EndpointClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, num_retries: int | None
     ) -> Any:
         most = self.server.num_retries if num_retries is None else num_retries
-        attempt = 0
-        while True:
-            await self._peace()
-            try:
-                return await self._once(method, path, body)
-            except EndpointError as e:
-                is_lost = e.kind == "unreachable" and not self.server.retry_lost
-                if is_lost or not e.retryable or attempt >= most:
-                    raise
-                if e.wait_s is not None and e.wait_s > self.server.longest_wait_s:
-                    raise
-                wait_s = e.wait_s
-            if wait_s is not None:  # it is for all of us
-                self._quiet_until_s = max(self._quiet_until_s, time.monotonic() + wait_s)
-            await asyncio.sleep(backoff_s(attempt, random.random()) if wait_s is None else 0)
-            attempt += 1
+        return await self._retrying(most)(self._once, method, path, body)
+
+    def _retrying(self, most: int) -> AsyncRetrying:
+        """Return the policy of one request: which failures are worth another try, and when."""
+        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
+
+        wait_s = backoff()
+
+        def advised_s(state: RetryCallState) -> float | None:
+            error = state.outcome.exception() if state.outcome else None
+            return error.wait_s if isinstance(error, EndpointError) else None
+
+        def noted(state: RetryCallState) -> None:
+            if (advice_s := advised_s(state)) is not None:  # it is for all of us
+                self._quiet_until_s = max(self._quiet_until_s, time.monotonic() + advice_s)
             self.num_retried += 1
+
+        return AsyncRetrying(
+            sleep=asyncio.sleep,
+            retry=retry_if_exception(self._is_worth_a_retry),
+            stop=stop_after_attempt(most + 1),
+            wait=lambda state: wait_s(state) if advised_s(state) is None else 0.0,
+            before_sleep=noted,
+            reraise=True,
+        )
+
+    def _is_worth_a_retry(self, error: BaseException) -> bool:
+        if not isinstance(error, EndpointError) or not error.retryable:
+            return False
+        if error.kind == "unreachable" and not self.server.retry_lost:
+            return False
+        return error.wait_s is None or error.wait_s <= self.server.longest_wait_s
 
     async def _peace(self) -> None:
         """Wait while the server has asked to be left alone; not all come back at once."""
@@ -157,6 +175,7 @@ class EndpointClient:
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         import aiohttp
 
+        await self._peace()
         where = self.server.url(path)
         try:
             async with self._session().request(

@@ -10,17 +10,16 @@ again, then raises), or shows the key.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import re
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rollart_core.errors import ConfigError, EndpointError, first_line
 from rollart_core.inference.endpoint.client import EndpointClient, EndpointServer
+from rollart_core.rollout.loop import LoopThread
 from rollart_core.types import Message
 
 T = TypeVar("T")
@@ -75,7 +74,7 @@ class Judge:
         if "max_completion_tokens" in self._body:  # no server takes both
             del self._body["max_tokens"]
         self._temperature = temperature
-        self._loop = _LoopThread(server)
+        self._loop = _BlockingClient(server)
         self._end = weakref.finalize(self, self._loop.end)
 
     def ask(
@@ -217,52 +216,18 @@ def key_from(variable: str | None) -> str:
     return os.environ.get(variable or KEY_VARIABLE, "")
 
 
-class _LoopThread:
+class _BlockingClient:
     """A client on a loop in a thread, begun by the first request."""
 
     def __init__(self, server: EndpointServer) -> None:
         self._client = EndpointClient(server)
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = False
+        self._loop = LoopThread("judge")
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        loop = self._running()
-        future = asyncio.run_coroutine_threadsafe(self._client.post(path, body), loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        if self._loop.is_closed:
+            raise EndpointError("the judge is closed", kind="refused")
+        return self._loop.run(self._client.post(path, body))
 
     def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._close(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(5)
-        loop.close()
-
-    async def _close(self) -> None:
         """End what is in flight, whose callers are told, then the connections."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._client.close()
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._ended:
-                raise EndpointError("the judge is closed", kind="refused")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="judge", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        self._loop.close(self._client.close, wait_s=5.0)

@@ -1,6 +1,6 @@
 """When to ask a server again: what it says (``Retry-After``), or longer and longer.
 
-Takes: headers of an answer, how often it was asked already. Gives: seconds. Never: sleeps.
+Takes: headers of an answer, or the attempts so far. Gives: seconds. Never: sleeps.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenacity.wait import wait_base
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 16.0
@@ -37,15 +41,15 @@ def requested_wait_s(headers: Mapping[str, str], *, now_s: float) -> float | Non
         return None
 
 
-def backoff_s(attempt: int, spread: float) -> float:
-    """Return how long to wait after a failed attempt that came with no advice.
+def backoff() -> wait_base:
+    """Return how long to wait after an attempt that failed without advice.
 
-    Args:
-        attempt: 0 after the first.
-        spread: 0 to 1: many that failed together do not come back together.
+    A random half keeps many that failed together from coming back together.
     """
-    longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt, 30))
-    return longest * (0.5 + 0.5 * spread)
+    from tenacity import wait_exponential, wait_random_exponential
+
+    half = {"multiplier": FIRST_WAIT_S / 2, "max": LONGEST_WAIT_S / 2}
+    return wait_exponential(**half) + wait_random_exponential(**half)
 
 
 def _number(text: str | None) -> float | None:

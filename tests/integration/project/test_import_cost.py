@@ -14,6 +14,7 @@ from rollart_core.models.new import new_model
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
     *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
+    "tenacity",
 }
 
 

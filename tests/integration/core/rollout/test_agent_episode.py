@@ -16,7 +16,7 @@ from support.talks import result
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.errors import InferenceFailure
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout import agent_episode, agent_host
+from rollart_core.rollout import agent_episode, loop
 from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
@@ -181,7 +181,7 @@ def test_what_goes_wrong_is_a_typed_failure_and_never_a_reward(options, kind, bo
 )
 def test_a_program_past_its_deadline_is_ended_and_its_worker_serves_on(trouble, monkeypatch):
     if trouble != "hang":  # the others do not end when they are told to
-        monkeypatch.setattr(agent_host, "END_S", 0.3)
+        monkeypatch.setattr(loop, "END_S", 0.3)
 
     async def main():
         async with agents(trouble=trouble, trouble_every=2) as (parts, pool, _):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 import venv
 from collections.abc import Callable
@@ -283,3 +284,44 @@ def test_pages_escape_what_owners_write_and_load_nothing(scene: Scene, tmp_path:
         assert not parsed.tags & {"out", "i", "img", "link", "iframe"}
         assert parsed.links <= {"index.html", "acme-maze.html"}
     assert "Find the way &lt;out&gt;." in pages[1].read_text("utf-8")
+
+
+WITHOUT_EXTRA = """
+import contextlib, io, json, shlex, sys
+sys.modules.update(dict.fromkeys(("tuf", "securesystemslib", "cryptography")))  # not installed
+from rollart_core.cli import main
+
+def said(line):
+    sys.argv = ["rollart", "registry", *shlex.split(line)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as e:
+            return e.code, out.getvalue(), err.getvalue()
+
+print(json.dumps([said(line) for line in sys.argv[1:]]))
+"""
+LINES = (
+    *("init r", "add-owner r acme --key k", "accept r", "refresh r", "build-site --out site"),
+    *("keygen k", "publish maze --registry r --key k", "renew --registry r --key k"),
+    "yank acme/Maze-v1@1.0.0 --registry r --key k --reason no",
+    *("search maze", "info acme/Maze-v1", "install acme/Maze-v1", "sync", "verify"),
+)
+
+
+def test_without_the_extra_each_command_says_in_one_line_what_to_install(tmp_path: Path) -> None:
+    known = {
+        one.name or (one.callback and one.callback.__name__.replace("_", "-"))
+        for one in options.app.registered_commands
+    }
+    assert {line.split()[0] for line in LINES} == known
+    argv = [sys.executable, "-c", WITHOUT_EXTRA, *LINES, "--help", "install --help"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    *refused, whole_help, one_help = json.loads(done.stdout)
+    for line, (code, out, err) in zip(LINES, refused, strict=True):
+        assert (code, out) == (1, ""), line
+        hint = r"Error: rollart registry needs \w+: pip install 'rollart\[registry\]'\n"
+        assert re.fullmatch(hint, err), line
+    assert whole_help[0] == one_help[0] == 0
+    assert not list(tmp_path.iterdir())

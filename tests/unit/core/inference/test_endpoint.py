@@ -1,10 +1,11 @@
 """What servers say when they refuse, and when to ask again: without a server."""
 
 import pytest
+from tenacity import RetryCallState, Retrying
 
 from rollart_core.inference.endpoint.client import EndpointServer
 from rollart_core.inference.endpoint.errors import fault
-from rollart_core.inference.endpoint.retry_after import LONGEST_WAIT_S, backoff_s, requested_wait_s
+from rollart_core.inference.endpoint.retry_after import LONGEST_WAIT_S, backoff, requested_wait_s
 
 NOON_S = 1_700_000_000.0
 
@@ -28,10 +29,17 @@ def test_a_server_says_how_long_in_several_ways(headers, wanted):
     assert requested_wait_s(headers, now_s=NOON_S) == wanted
 
 
-def test_without_advice_waits_grow_to_a_limit_and_are_spread():
-    assert backoff_s(0, 1.0) == 0.5
-    assert [backoff_s(n, 0.0) for n in range(3)] == [0.25, 0.5, 1.0]
-    assert backoff_s(10_000, 1.0) == LONGEST_WAIT_S
+def test_without_advice_waits_grow_to_a_limit_and_are_spread(monkeypatch):
+    def waits(spread, *attempts):
+        monkeypatch.setattr("random.uniform", lambda least, most: least + spread * (most - least))
+        states = [RetryCallState(Retrying(), None, (), {}) for _ in attempts]
+        for state, attempt in zip(states, attempts, strict=True):
+            state.attempt_number = attempt
+        return [backoff()(state) for state in states]
+
+    assert waits(1.0, 1, 2) == [0.5, 1.0]
+    assert waits(0.0, 1, 2, 3) == [0.25, 0.5, 1.0]
+    assert waits(1.0, 10_000) == [LONGEST_WAIT_S]
 
 
 @pytest.mark.parametrize(

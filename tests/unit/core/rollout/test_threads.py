@@ -11,7 +11,6 @@ from support.clock import pass_s
 from support.pace import scaled
 
 from rollart_core.rollout.threads import DaemonThreads
-from rollart_plugins.serverless.threads import ScoringThreads
 
 LIMIT_S = scaled(60)
 
@@ -45,10 +44,10 @@ def test_a_call_that_waits_for_its_turn_gets_the_thread_of_one_that_is_given_up(
 
 def test_a_score_that_waits_for_its_turn_gets_the_thread_of_one_that_hangs():
     async def main() -> None:
-        threads, begun, go = ScoringThreads(1), threading.Event(), threading.Event()
-        hangs = asyncio.create_task(threads.run([lambda: begun.set() or go.wait()], 60.0))
+        threads, begun, go = DaemonThreads(1), threading.Event(), threading.Event()
+        hangs = asyncio.create_task(threads.run_all([lambda: begun.set() or go.wait()], 60.0))
         assert await heard(begun)
-        waits = asyncio.create_task(threads.run([lambda: "made"], 3600.0))
+        waits = asyncio.create_task(threads.run_all([lambda: "made"], 3600.0))
         await asyncio.sleep(0)
         pass_s(60)
         assert await hangs == [None]
