@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,31 @@ NO_RAY_SERVE = "the ray_serve backend needs Ray Serve: pip install 'rollart[ray-
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-class _BackendConfig(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much fits into one call."""
+
+    request_bytes: int
+    answer_bytes: int
+    num_requests: int
+    concurrent: int = 1 << 20
+    """Calls under way at once; the others wait."""
+
+
+_FC_BYTES = 32 * _MIB
+_PIECE = 16
+"""Most requests that travel to a worker of the pool together."""
+
+
+class RemoteConfig(BaseModel):
+    """What the options of all backends have that speak the wire."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        raise NotImplementedError
 
     def _missing(self, package: str, mend: str, *variables: str) -> dict[str, str]:
         """Return what this machine has not: a package, or variables that options name."""
@@ -36,7 +60,7 @@ class _BackendConfig(BaseModel):
         }
 
 
-class PoolConfig(_BackendConfig):
+class PoolConfig(RemoteConfig):
     """Options of ``rollart/Pool-v1``."""
 
     num_workers: PositiveInt | None = None
@@ -53,8 +77,14 @@ class PoolConfig(_BackendConfig):
     """Box around each worker, for rewards that run code nobody has read: a sandbox's id, or its id
     and options; none: no wall."""
 
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        most = self.max_request_bytes
+        return Limits(most, most, min(_PIECE, self.num_threads))
 
-class HttpConfig(_BackendConfig):
+
+class HttpConfig(RemoteConfig):
     """Options of ``rollart/Http-v1``."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
@@ -75,12 +105,18 @@ class HttpConfig(_BackendConfig):
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
 
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        sizes = (self.max_request_bytes, self.max_answer_bytes)
+        return Limits(*sizes, self.num_requests, self.max_concurrent)
+
     def missing(self) -> dict[str, str]:
         """Return the package, or the token, that is not there."""
         return self._missing("aiohttp", NO_AIOHTTP, "token_env")
 
 
-class LambdaConfig(_BackendConfig):
+class LambdaConfig(RemoteConfig):
     """Options of ``rollart/Lambda-v1``."""
 
     function: Annotated[str, Field(min_length=1)]
@@ -102,12 +138,18 @@ class LambdaConfig(_BackendConfig):
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
 
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        sizes = (self.max_request_bytes, LAMBDA_BYTES)
+        return Limits(*sizes, self.num_requests, self.max_concurrent)
+
     def missing(self) -> dict[str, str]:
         """Return the package that is not installed."""
         return self._missing("boto3", NO_BOTO3)
 
 
-class FcConfig(_BackendConfig):
+class FcConfig(RemoteConfig):
     """Options of ``rollart/Fc-v1``."""
 
     function: Annotated[str, Field(min_length=1)]
@@ -130,10 +172,16 @@ class FcConfig(_BackendConfig):
     """Most requests in one call."""
     max_concurrent: PositiveInt = 64
     """Most calls at once; the others wait."""
-    max_request_bytes: Annotated[int, Field(ge=4096, le=32 * _MIB)] = 32 * _MIB
+    max_request_bytes: Annotated[int, Field(ge=4096, le=_FC_BYTES)] = _FC_BYTES
     """Largest call: Function Compute takes 32 MB."""
     check: bool = True
     """Whether it is asked, before the run begins, if it is there and serves this reward."""
+
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        sizes = (self.max_request_bytes, _FC_BYTES)
+        return Limits(*sizes, self.num_requests, self.max_concurrent)
 
     def missing(self) -> dict[str, str]:
         """Return the package, or the keys, that are not there."""
@@ -141,7 +189,7 @@ class FcConfig(_BackendConfig):
         return self._missing("alibabacloud_fc20230330", NO_FC, *keys)
 
 
-class RayServeConfig(_BackendConfig):
+class RayServeConfig(RemoteConfig):
     """Options of ``rollart/RayServe-v1``."""
 
     address: str | None = None
@@ -171,6 +219,11 @@ class RayServeConfig(_BackendConfig):
                 f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})"
             )
         return self
+
+    @property
+    def limits(self) -> Limits:
+        """How much fits into one call."""
+        return Limits(self.max_request_bytes, self.max_request_bytes, self.num_requests)
 
     def missing(self) -> dict[str, str]:
         """Return the package that is not installed."""

@@ -8,45 +8,28 @@ but, as a signature, to the endpoint. Tested against an endpoint on this machine
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
 from rollart_plugins.serverless.config import NO_FC, FcConfig
 from rollart_plugins.serverless.remote import Sent
 from rollart_plugins.serverless.sdk import SdkBackend
 
 _CONNECT_MS = 10_000
-_ANSWER_BYTES = 32 << 20
 _AGAIN: Final = (408, 429)
 _WRONG_KEY: Final = ("SignatureDoesNotMatch", "InvalidAccessKeyID", "AccessDenied")
 
 
-class FcBackend(SdkBackend):
-    """Asks a function of Function Compute.
+class FcBackend(SdkBackend[FcConfig]):
+    """Asks a function of Function Compute."""
 
-    Args:
-        reward: Which reward; the function must serve the same, with the same options.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        options: The fields of :class:`FcConfig`.
+    name = "fc"
+    config_model = FcConfig
 
-    Raises:
-        ConfigError: When a variable that should hold a part of the access key is not set.
-    """
-
-    name: ClassVar[str] = "fc"
-
-    def __init__(
-        self,
-        *,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        **options: object,
-    ) -> None:
-        self.config = config = FcConfig.model_validate(options)
-        super().__init__(reward, reward_range, timeout_s, config, _ANSWER_BYTES)
+    def prepare(self) -> None:
+        """Read the keys."""
+        super().prepare()
+        config = self.config
         self._key = (self.secret(config.key_id_env), self.secret(config.key_secret_env))
         named = config.security_token_env
         self._security_token = self.secret(named) if named else None
@@ -93,7 +76,7 @@ class FcBackend(SdkBackend):
         headers = models.InvokeFunctionHeaders(x_fc_invocation_type="Sync")
         try:
             got = client.invoke_function_with_options(config.function, request, headers, limits)
-            answer = bytes(got.body.read(_ANSWER_BYTES + 1))
+            answer = bytes(got.body.read(self._limits.answer_bytes + 1))
         except (DaraException, RetryError, UnretryableException) as e:
             raise _failure_of(config.function, e) from e
         kind = {name.lower(): value for name, value in got.headers.items()}.get("x-fc-error-type")

@@ -8,13 +8,12 @@ its token, reads more of an answer than it was told, or takes an error page for 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.config import NO_AIOHTTP, HttpConfig
-from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+from rollart_plugins.serverless.remote import RemoteBackend, Sent
 
 if TYPE_CHECKING:
     import aiohttp
@@ -28,37 +27,15 @@ _KNOWN = {
 }
 
 
-class HttpBackend(RemoteBackend):
-    """Asks a function over HTTP.
+class HttpBackend(RemoteBackend[HttpConfig]):
+    """Asks a function over HTTP."""
 
-    Args:
-        reward: Which reward; the function must serve the same, with the same options.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        options: The fields of :class:`HttpConfig`.
+    name = "http"
+    config_model = HttpConfig
 
-    Raises:
-        ConfigError: When there is no aiohttp, or no token where one is named.
-    """
-
-    name: ClassVar[str] = "http"
-
-    def __init__(
-        self,
-        *,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        **options: object,
-    ) -> None:
-        self.config = config = HttpConfig.model_validate(options)
-        limits = Limits(
-            config.max_request_bytes,
-            config.max_answer_bytes,
-            config.num_requests,
-            config.max_concurrent,
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
+    def prepare(self) -> None:
+        """Read the token; the connections come later."""
+        config = self.config
         self._token = self.secret(config.token_env) if config.token_env else ""
         self._http: aiohttp.ClientSession | None = None
 

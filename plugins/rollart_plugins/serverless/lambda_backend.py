@@ -10,9 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, first_line
 from rollart_plugins.serverless.config import LAMBDA_BYTES, NO_BOTO3, LambdaConfig
 from rollart_plugins.serverless.remote import Sent
@@ -37,28 +36,11 @@ _REPORT: Final = re.compile(
 )
 
 
-class LambdaBackend(SdkBackend):
-    """Asks a Lambda function.
+class LambdaBackend(SdkBackend[LambdaConfig]):
+    """Asks a Lambda function."""
 
-    Args:
-        reward: Which reward; the function must serve the same, with the same options.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        options: The fields of :class:`LambdaConfig`.
-    """
-
-    name: ClassVar[str] = "lambda"
-
-    def __init__(
-        self,
-        *,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        **options: object,
-    ) -> None:
-        self.config = LambdaConfig.model_validate(options)
-        super().__init__(reward, reward_range, timeout_s, self.config, LAMBDA_BYTES)
+    name = "lambda"
+    config_model = LambdaConfig
 
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
         """Invoke the function and wait for it.

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import (
     BackendFailure,
     ConfigError,
@@ -31,42 +30,19 @@ from rollart_plugins.serverless import carriers
 from rollart_plugins.serverless.carriers import Carrier, ProcessCarrier, SandboxCarrier
 from rollart_plugins.serverless.config import PoolConfig
 from rollart_plugins.serverless.pool_worker import CannotStart, PoolWorker
-from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+from rollart_plugins.serverless.remote import RemoteBackend, Sent
 from rollart_plugins.serverless.wire import WireAnswer
 
-_PIECE = 16
-"""Most requests that travel to a worker together."""
-_UNBOUNDED = 1 << 20
 
-
-class PoolBackend(RemoteBackend):
-    """Runs one reward in worker processes.
-
-    Args:
-        reward: Which reward.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        options: The fields of :class:`PoolConfig`.
-    """
+class PoolBackend(RemoteBackend[PoolConfig]):
+    """Runs one reward in worker processes."""
 
     name = "pool"
+    config_model = PoolConfig
 
-    def __init__(
-        self,
-        *,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        **options: object,
-    ) -> None:
-        self.config = config = PoolConfig.model_validate(options)
-        limits = Limits(
-            config.max_request_bytes,
-            config.max_request_bytes,
-            min(_PIECE, config.num_threads),
-            _UNBOUNDED,
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
+    def prepare(self) -> None:
+        """Set up an empty pool."""
+        config = self.config
         self._most = config.num_workers or _num_cores()
         self._source = carriers.new_source(config.sandbox) if config.sandbox else None
         self._workers: list[PoolWorker] = []

@@ -14,16 +14,14 @@ import contextlib
 import os
 import sys
 import uuid
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError, UserError, first_line
 from rollart_plugins.serverless.config import NO_RAY_SERVE, RayServeConfig
 from rollart_plugins.serverless.function import RewardFunction
-from rollart_plugins.serverless.remote import Limits, RemoteBackend, Sent
+from rollart_plugins.serverless.remote import RemoteBackend, Sent
 from rollart_plugins.serverless.wire import Refused
 
-_UNBOUNDED: Final = 1 << 20
 _MIN_IDLE_S: Final = 0.1
 
 
@@ -52,31 +50,14 @@ class RewardReplica:
             function.end()
 
 
-class RayServeBackend(RemoteBackend):
-    """Runs one reward in replicas of Ray Serve.
+class RayServeBackend(RemoteBackend[RayServeConfig]):
+    """Runs one reward in replicas of Ray Serve."""
 
-    Args:
-        reward: Which reward.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        options: The fields of :class:`RayServeConfig`.
-    """
+    name = "ray_serve"
+    config_model = RayServeConfig
 
-    name: ClassVar[str] = "ray_serve"
-
-    def __init__(
-        self,
-        *,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        **options: object,
-    ) -> None:
-        self.config = config = RayServeConfig.model_validate(options)
-        limits = Limits(
-            config.max_request_bytes, config.max_request_bytes, config.num_requests, _UNBOUNDED
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
+    def prepare(self) -> None:
+        """Name the application; it is deployed later."""
         self._app = f"rollart-reward-{uuid.uuid4().hex[:12]}"
         self._opening = asyncio.Lock()
         self._handle: Any = None

@@ -15,7 +15,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from rollart_core.contracts.reward import (
     RewardAnswer,
@@ -28,6 +28,7 @@ from rollart_core.contracts.reward import (
 )
 from rollart_core.errors import BackendFailure, ConfigError, DeadlineFailure, RewardFailure
 from rollart_plugins.serverless import wire
+from rollart_plugins.serverless.config import RemoteConfig
 from rollart_plugins.serverless.wire import Outcome, WireAnswer
 
 HIDDEN = "[secret]"
@@ -38,16 +39,7 @@ _HEAD_BYTES = 1024
 _WAY_BACK_S = 0.5
 _SECRET_CHARS = 8
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much fits into one call."""
-
-    request_bytes: int
-    answer_bytes: int
-    num_requests: int
-    concurrent: int
-    """Calls under way at once; the others wait."""
+ConfigT = TypeVar("ConfigT", bound=RemoteConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +67,50 @@ class _Piece:
     requests: tuple[bytes, ...]
 
 
-class RemoteBackend(RewardBackend):
+class RemoteBackend(RewardBackend, Generic[ConfigT]):
     """Base of the backends that speak the wire.
 
     Args:
-        reward: Which reward.
+        reward: Which reward. A function must serve the same, with the same options.
         reward_range: Smallest and largest value it may answer.
         timeout_s: Most seconds of one call.
-        limits: How much fits into one.
+        options: The fields of ``config_model``.
+
+    Raises:
+        ConfigError: When something that the options name is not there.
     """
 
     name: ClassVar[str]
     """What messages call it."""
+    config_model: type[ConfigT]
+    """Of its options."""
 
     def __init__(
         self,
+        *,
         reward: RewardRef,
         reward_range: tuple[float, float],
         timeout_s: float,
-        limits: Limits,
+        **options: object,
     ) -> None:
+        self.config = self.config_model.model_validate(options)
         self.reward = reward
         self._range = reward_range
         self._timeout_s = timeout_s
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.concurrent)
+        self._limits = self.config.limits
+        self._slots = asyncio.Semaphore(self._limits.concurrent)
         self._secrets: tuple[str, ...] = ()
         for value in hidden_values(reward.options):
             self.hide(value)
         self._closed = False
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Set up what the backend keeps; the last thing that the constructor does.
+
+        Raises:
+            ConfigError: When something that the options name is not there.
+        """
 
     @abstractmethod
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:

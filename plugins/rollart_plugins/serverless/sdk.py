@@ -12,40 +12,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from rollart_core.contracts.reward import RewardRef
 from rollart_core.errors import BackendFailure, ConfigError
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_plugins.serverless.config import FcConfig, LambdaConfig
-from rollart_plugins.serverless.remote import Limits, RemoteBackend
+from rollart_plugins.serverless.remote import RemoteBackend
 
 _T = TypeVar("_T")
+SdkConfigT = TypeVar("SdkConfigT", LambdaConfig, FcConfig)
 
 
-class SdkBackend(RemoteBackend):
-    """Base of the backends whose SDK blocks.
+class SdkBackend(RemoteBackend[SdkConfigT]):
+    """Base of the backends whose SDK blocks."""
 
-    Args:
-        reward: Which reward; the function must serve the same, with the same options.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
-        config: Its options.
-        answer_bytes: Largest answer of the platform.
-    """
-
-    def __init__(
-        self,
-        reward: RewardRef,
-        reward_range: tuple[float, float],
-        timeout_s: float,
-        config: LambdaConfig | FcConfig,
-        answer_bytes: int,
-    ) -> None:
-        limits = Limits(
-            config.max_request_bytes, answer_bytes, config.num_requests, config.max_concurrent
-        )
-        super().__init__(reward, reward_range, timeout_s, limits)
-        self._checks = config.check
-        self._threads = DaemonThreads(config.max_concurrent, name=self.name)
+    def prepare(self) -> None:
+        """Set up the threads; the client comes later."""
+        self._threads = DaemonThreads(self.config.max_concurrent, name=self.name)
         self._making = asyncio.Lock()
         self._client: Any = None
 
@@ -65,7 +46,7 @@ class SdkBackend(RemoteBackend):
                 serves another reward.
         """
         await self._made()
-        if self._checks:
+        if self.config.check:
             await self.probe()
 
     async def close(self) -> None:
