@@ -20,7 +20,7 @@ from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
-from rollart_core.scheduling.holdout import hold_out
+from rollart_core.scheduling.tasks import hold_out
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_core.training.diagnosis import diagnose
