@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.models.tensor_files import TensorFiles
-from rollart_core.models.weights import model_folder, weight_files
+from rollart_core.models.weights import TensorFiles, model_folder, weight_files
 from rollart_core.training import distributed
 from rollart_core.training.distributed import decoder_layers
 

@@ -17,8 +17,7 @@ from small_models import save_model, small_mixture
 from torch import nn
 
 from rollart_core.errors import ConfigError
-from rollart_core.models.tensor_files import TensorFiles
-from rollart_core.models.weights import weight_files
+from rollart_core.models.weights import TensorFiles, weight_files
 from rollart_core.training import loading
 from rollart_core.training.loading import Unfit, empty_model, load_model, recipes
 

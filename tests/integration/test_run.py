@@ -23,7 +23,7 @@ from rollart_core.runtime.report import RunReport
 from rollart_core.scheduling.tasks import hold_out
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
-from rollart_core.training.diagnosis import diagnose
+from rollart_view.diagnosis.diagnose import diagnose
 
 ENV = "rollart_testing:AsyncFakeEnv"
 BASE: dict[str, Any] = {
