@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rollart_core.cli import COMMANDS
-from rollart_core.cli.fields import FieldHelp, fields_of
+from rollart_core.cli.info import FieldHelp, fields_of
 from rollart_core.config import envs as config_envs
 from rollart_core.config import evaluation as config_evaluation
 from rollart_core.config import guard as config_guard

@@ -4,6 +4,8 @@ Takes: ``rollart.yaml`` beside it. Gives: the specs, and the commands of RollArt
 Never: imports what they name.
 """
 
+from typing import Final
+
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.contracts.forward_pass import ForwardPassSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec
@@ -79,60 +81,68 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
     return specs(__package__, "env_adapters")
 
 
+_COMMANDS: Final = (
+    CommandSpec(
+        name="serve-reward",
+        entry_point="rollart_plugins.serverless.serve_command:app",
+        summary="Serve one reward as an HTTP function.",
+    ),
+    CommandSpec(
+        name="play",
+        entry_point="rollart_testing.terminal:play",
+        summary="Play an environment in the terminal.",
+    ),
+    CommandSpec(
+        name="check",
+        entry_point="rollart_testing.cli:check_command",
+        summary="Check a plugin, a project folder or a wheel: static, runtime and semantic.",
+    ),
+    CommandSpec(
+        name="diagnose",
+        entry_point="rollart_view.cli.diagnose:diagnose",
+        summary="Say what happened in a run: collapse, plateau, staleness and more; what to "
+        "change.",
+    ),
+    CommandSpec(
+        name="plot",
+        entry_point="rollart_view.cli.plot:plot",
+        summary="Draw the course of runs: reward, success, staleness, tokens a second, loss.",
+    ),
+    CommandSpec(
+        name="export",
+        entry_point="rollart_view.cli.export:export",
+        summary="Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
+    ),
+    CommandSpec(
+        name="plan",
+        entry_point="rollart_planner.cli:plan",
+        summary="Show where a run's parts would go on a cluster, why, and the rates to expect.",
+    ),
+    CommandSpec(
+        name="registry",
+        entry_point="rollart_registry.cli:app",
+        summary="Publish to a community registry, install from one, or run one.",
+    ),
+    CommandSpec(
+        name="bench",
+        entry_point="rollart_bench.cli:bench",
+        summary="Run a benchmark, ours beside a peer's; without a name, list them.",
+    ),
+    CommandSpec(
+        name="sandbox",
+        entry_point="rollart_sandboxes.cli.sandbox:app",
+        summary="See which boxes live, remove what killed runs left, find out which walls "
+        "work here.",
+    ),
+    CommandSpec(
+        name="build",
+        entry_point="rollart_sandboxes.cli.build:build",
+        summary="Build the image in which an environment runs with isolation: docker.",
+    ),
+)
+
+
 @hookimpl
 def rollart_commands() -> list[CommandSpec]:
     """Return the commands of RollArt's other packages."""
-    return [
-        CommandSpec(
-            name="serve-reward",
-            entry_point="rollart_plugins.serverless.serve_command:app",
-            summary="Serve one reward as an HTTP function.",
-        ),
-        CommandSpec(
-            name="play",
-            entry_point="rollart_testing.terminal:play",
-            summary="Play an environment in the terminal.",
-        ),
-        CommandSpec(
-            name="check",
-            entry_point="rollart_testing.cli:check_command",
-            summary="Check a plugin, a project folder or a wheel: static, runtime and semantic.",
-        ),
-        CommandSpec(
-            name="plot",
-            entry_point="rollart_view.cli.plot:plot",
-            summary="Draw the course of runs: reward, success, staleness, tokens a second, loss.",
-        ),
-        CommandSpec(
-            name="export",
-            entry_point="rollart_view.cli.export:export",
-            summary="Write trajectories of runs as JSON lines, Parquet or ShareGPT's "
-            "conversations.",
-        ),
-        CommandSpec(
-            name="plan",
-            entry_point="rollart_planner.cli:plan",
-            summary="Show where a run's parts would go on a cluster, why, and the rates to expect.",
-        ),
-        CommandSpec(
-            name="registry",
-            entry_point="rollart_registry.cli:app",
-            summary="Publish to a community registry, install from one, or run one.",
-        ),
-        CommandSpec(
-            name="bench",
-            entry_point="rollart_bench.cli:bench",
-            summary="Run a benchmark, ours beside a peer's; without a name, list them.",
-        ),
-        CommandSpec(
-            name="sandbox",
-            entry_point="rollart_sandboxes.cli.sandbox:app",
-            summary="See which boxes live, remove what killed runs left, find out which walls "
-            "work here.",
-        ),
-        CommandSpec(
-            name="build",
-            entry_point="rollart_sandboxes.cli.build:build",
-            summary="Build the image in which an environment runs with isolation: docker.",
-        ),
-    ]
+    return list(_COMMANDS)

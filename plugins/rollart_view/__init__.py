@@ -1,1 +1,1 @@
-"""What a run directory shows: pictures, and trajectories for other tools."""
+"""What a run directory shows: pictures, diagnoses, and trajectories for other tools."""

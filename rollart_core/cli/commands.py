@@ -80,7 +80,7 @@ COMMANDS: dict[str, Command] = {
         "rollart audit runs/hello-20260101-120000",
     ),
     "diagnose": Command(
-        f"{_HERE}.diagnose:diagnose",
+        None,
         "Say what happened in a run: collapse, plateau, staleness and more; what to change.",
         "rollart diagnose runs/hello-20260101-120000",
     ),

@@ -6,6 +6,7 @@ trains, or scores anything itself; ``runtime/`` does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,59 +22,67 @@ if TYPE_CHECKING:
     from rollart_core.evals.table import Table
 
 
+Config = Annotated[
+    str | None,
+    typer.Argument(help="A config file, a suite, or a run directory.", show_default=False),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+]
+Env = Annotated[
+    str | None, typer.Option("--env", metavar="ID", help="The environment, without a file.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="M", help="A model folder, a hub id, or the URL of a server (…/v1)."
+    ),
+]
+Name = Annotated[str | None, typer.Option("--name", help="What the server calls the model.")]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH",
+        help="The served model's own: the server is then asked in tokens (vLLM), not in text.",
+    ),
+]
+Baseline = Annotated[
+    list[str] | None,
+    typer.Option("--baseline", metavar="B", help="oracle, noop or random; may be repeated."),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="[LABEL=]DIR",
+        help="Add columns of a finished run or evaluation to the table; may be repeated.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The evaluation's folder.")]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="DIR", help="Go on with an evaluation.")
+]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
+]
+
+
 def evaluate(
-    config: Annotated[
-        str | None,
-        typer.Argument(help="A config file, a suite, or a run directory.", show_default=False),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
-    ] = None,
-    env: Annotated[
-        str | None, typer.Option("--env", metavar="ID", help="The environment, without a file.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="M", help="A model folder, a hub id, or the URL of a server (…/v1)."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What the server calls the model.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="PATH",
-            help="The served model's own: the server is then asked in tokens (vLLM), not in text.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option("--baseline", metavar="B", help="oracle, noop or random; may be repeated."),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            metavar="[LABEL=]DIR",
-            help="Add columns of a finished run or evaluation to the table; may be repeated.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The evaluation's folder.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with an evaluation.")
-    ] = None,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
-    ] = False,
+    config: Config = None,
+    overrides: Overrides = None,
+    env: Env = None,
+    model: Model = None,
+    name: Name = None,
+    tokenizer: Tokenizer = None,
+    baseline: Baseline = None,
+    columns: Columns = None,
+    out: Out = None,
+    resume: Resume = None,
+    as_markdown: AsMarkdown = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score models, OpenAI-compatible endpoints and baselines on held-out tasks."""
     from rollart_core.evals.prepare import EvalRequest
@@ -88,9 +97,20 @@ def evaluate(
     begun = _begun(asked, resume)
     if begun is None:
         _show_table(merged(Table(), others), as_markdown=as_markdown, as_json=as_json)
-        return
+    elif not _play(begun, others, as_markdown=as_markdown, as_json=as_json):
+        raise typer.Exit(1)
 
+
+def _play(
+    begun: StartedEval,
+    others: Sequence[tuple[str, Table]],
+    *,
+    as_markdown: bool,
+    as_json: bool,
+) -> bool:
+    """Run an evaluation and print its report; return whether it has no fault."""
     from rollart_core.evals.run import run_evaluation
+    from rollart_core.evals.table import merged
 
     console = Console(stderr=True) if as_json or as_markdown else stdout_console()
     with display(console) as observer:
@@ -104,8 +124,7 @@ def evaluate(
         console.print(evaluation_table(plain, table))
     for fault in report.faults:
         typer.echo(f"Error: {fault}", err=True)
-    if not report.ok:
-        raise typer.Exit(1)
+    return report.ok
 
 
 def _begun(asked: EvalRequest, resume: Path | None) -> StartedEval | None:

@@ -22,11 +22,15 @@ from rollart_core.config.resolve_plugin import ResolvedPlugin as ResolvedPlugin
 from rollart_core.config.run import Deadlines, EngineClass, RunConfig
 from rollart_core.config.scoring import Scoring, reward_problems, with_effect
 from rollart_core.config.validation.agents import has_no_agent
-from rollart_core.config.validation.algorithm import algorithm_problems
 from rollart_core.config.validation.consistency import replaced_everywhere
-from rollart_core.config.validation.engines import devices_of, engine_problems, teacher_problems
 from rollart_core.config.validation.evaluation import success_problems
-from rollart_core.config.validation.learning import learning_problems
+from rollart_core.config.validation.plugins import (
+    algorithm_problems,
+    devices_of,
+    engine_problems,
+    learning_problems,
+    teacher_problems,
+)
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.hardware import HardwareMapperSpec

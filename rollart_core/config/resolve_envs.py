@@ -1,15 +1,16 @@
 """The environments of a run: one, or several with weights, each found and checked.
 
-Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, and problems with the
-index of the environment they are of. Never: builds an environment.
+Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, its sandbox in line with
+the deadlines, and problems with the index of the environment they are of. Never: builds an
+environment or starts a sandbox.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.envs import EnvEntry, EnvRun
@@ -17,8 +18,8 @@ from rollart_core.config.evaluation import VALIDATION_SPLITS
 from rollart_core.config.problems import Problem
 from rollart_core.config.resolve_plugin import PluginFinder, ResolvedPlugin, ref_of
 from rollart_core.config.run import Deadlines, RunConfig
+from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_core.config.training import Shaping
-from rollart_core.config.validation import sandboxes as config_boxes
 from rollart_core.config.validation.agents import agent_problems, program_problems
 from rollart_core.config.validation.consistency import deadline_problems, without_effect
 from rollart_core.contracts.adapter import split_id
@@ -36,6 +37,14 @@ _SPLITS = (
     ("validation_split", ("evaluation", "validation_split")),
 )
 """Each split of :class:`EnvRun`, and the key of the run it replaces."""
+
+_WAIT_SHARE: Final = 0.8
+"""Of ``reset_s``: the wait for room ends before, with a reason, and leaves time for the start."""
+
+_UNTRUSTED_SANDBOX: Final = (
+    "{} has no wall: set its option trusted: true if the code may do whatever you may, or take "
+    "another sandbox"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +282,7 @@ def _stand_twice(known: Sequence[tuple[_Pending, ResolvedPlugin[EnvSpec]]]) -> I
 
 def _env_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> list[Problem]:
     problems = list(_deadline_problems(config, one, spec))
-    if spec.sandbox is not None and not config_boxes.runs_in_sandbox(spec.id):
+    if spec.sandbox is not None and not runs_in_sandbox(spec.id):
         try:
             registry.find("sandboxes", spec.sandbox)
         except UserError as e:
@@ -328,7 +337,55 @@ def _boxed(
     if registry.ISOLATION in env.options:
         options, faults = registry.sandbox_service().fit(env.options, deadlines, reset_s)
         return replace(env, options=options), faults
-    if "sandbox" not in env.options or not config_boxes.runs_in_sandbox(env.spec.id):
+    if "sandbox" not in env.options or not runs_in_sandbox(env.spec.id):
         return env, []
-    options, faults = config_boxes.fill(env.options, deadlines, reset_s)
+    options, faults = with_sandbox_defaults(env.options, deadlines, reset_s)
     return replace(env, options=options), faults
+
+
+def runs_in_sandbox(env_id: str) -> bool:
+    """Return whether an environment's options name a sandbox and a pool."""
+    try:
+        model = registry.config_model("environments", env_id)
+    except UserError:
+        return False
+    return model is not None and issubclass(model, SandboxedOptions)
+
+
+def with_sandbox_defaults(
+    options: Mapping[str, Any], deadlines: Deadlines, reset_s: float
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the options of an environment that runs in a box, and what is wrong with them.
+
+    Args:
+        options: Checked by its own model.
+        deadlines: Of the run.
+        reset_s: Seconds a reset may take, which the wait for a box is part of.
+    """
+    ref = PluginRef.model_validate(options["sandbox"])
+    sandbox, problems = _resolved_sandbox(ref, deadlines.sandbox_ttl_s)
+    pool = dict(options["pool"])
+    if pool["wait_s"] is None:
+        pool["wait_s"] = _WAIT_SHARE * reset_s
+    elif pool["wait_s"] >= reset_s:
+        message = f"{pool['wait_s']:g} s: must be shorter than deadlines.reset_s ({reset_s:g} s)"
+        problems.append(Problem(("pool", "wait_s"), message))
+    return {**options, "sandbox": sandbox, "pool": pool}, problems
+
+
+def _resolved_sandbox(ref: PluginRef, ttl_s: float) -> tuple[dict[str, Any], list[Problem]]:
+    given = ref.options
+    try:
+        model = registry.config_model("sandboxes", ref.id)
+        knows_ttl = model is not None and "ttl_s" in model.model_fields
+        options = {"ttl_s": ttl_s, **given} if knows_ttl else given
+        faults = registry.option_problems("sandboxes", ref.id, options)
+        if not faults and model is not None and not getattr(model(**options), "trusted", True):
+            faults.append(Problem((), _UNTRUSTED_SANDBOX.format(ref.id)))
+    except UserError as e:
+        return given, [Problem(("sandbox", "id") if given else ("sandbox",), str(e))]
+    if knows_ttl and not faults and float(options["ttl_s"]) < ttl_s:
+        least = f"must not be shorter than deadlines.sandbox_ttl_s ({ttl_s:g} s)"
+        message = f"{options['ttl_s']:g} s: {least}; leave it out to have that"
+        faults = [Problem(("ttl_s",), message)]
+    return {"id": ref.id, **options}, [fault.under("sandbox") for fault in faults]

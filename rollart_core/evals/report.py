@@ -1,20 +1,21 @@
-"""What an evaluation came to, as the object that ``--json`` prints and ``report.json`` keeps.
+"""The result of an evaluation: the object that ``--json`` prints, ``report.json`` and ``card.md``.
 
-Takes: the cells and episodes of an evaluation. Gives: :class:`EvaluationReport`, ``report.json``
-and ``card.md``. Never: a figure that was not measured.
+Takes: the cells and episodes of an evaluation. Gives: :class:`EvaluationReport`, its file, and its
+card as Markdown: what was evaluated, with which players, and the figures. Never: a figure that was
+not measured.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rollart_core.config.resolve import ResolvedRun
-from rollart_core.evals.card import card
 from rollart_core.evals.cells import (
     NO_TURN,
     Cell,
@@ -26,12 +27,19 @@ from rollart_core.evals.cells import (
 from rollart_core.evals.episodes import Episode
 from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
-from rollart_core.evals.table import Table, of_report
+from rollart_core.evals.table import Table, markdown, of_report, shown_score, shown_success
 from rollart_core.store.estimates import Clusters, clustered_share
 from rollart_core.store.run_dir import write_json
 
 KIND = "evaluation"
 CARD, REPORT = "card.md", "report.json"
+
+Json = Mapping[str, Any]
+_CARD_METHOD = """\
+Means are over tasks, with 95% intervals clustered by the environment's clusters of tasks, or by
+task if it has none: Wilson's with the effective number of attempts for success, normal ones for
+scores. pass@k is the unbiased estimator of Chen et al. (2021, arXiv:2107.03374). Failed episodes
+are in no mean; they are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +182,85 @@ def write_report(folder: Path, report: EvaluationReport) -> Mapping[str, Any]:
     beside.write_text(card(plain), encoding="utf-8")
     beside.replace(folder / CARD)
     return plain
+
+
+def card(report: Json) -> str:
+    """Return the card as Markdown."""
+    facts = report["card"]
+    parts = [
+        f"# {report['name']}",
+        _markdown_table(("", ""), _card_facts(report)),
+        "## Success",
+        markdown(of_report(report)),
+        "## All figures",
+        _markdown_table(
+            ("environment", "player", "success", "score", "pass@k", "episodes", "failed"),
+            (_cell_row(cell) for cell in report["cells"]),
+        ),
+        _CARD_METHOD,
+        "## Environments",
+        _markdown_table(
+            ("environment", "id", "package", "split", "tasks", "attempts", "options"),
+            (_env_row(env) for env in facts["envs"]),
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _card_facts(report: Json) -> Iterable[tuple[str, str]]:
+    facts = report["card"]
+    yield "model", f"`{facts['model']}`" if facts["model"] else "none: baselines alone"
+    if facts.get("served_as"):
+        yield "served as", f"`{facts['served_as']}`"
+    if facts.get("tokenizer"):
+        yield "its tokenizer", f"`{facts['tokenizer']}`"
+    if facts["model_hash"]:
+        yield "SHA-256 of its files", f"`{facts['model_hash']}`"
+    yield "SHA-256 of the config", f"`{facts['config_hash']}`"
+    yield "seed", str(facts["seed"])
+    if facts["temperature"] is not None:
+        yield "temperature", f"{facts['temperature']:g}"
+        yield "new tokens a turn, at most", str(facts["max_new_tokens"])
+    yield "RollArt", facts["rollart"]
+    yield "made", facts["made"]
+    yield "attempts that failed", _failure_kinds(report["failures"]) or "none"
+
+
+def _cell_row(cell: Json) -> tuple[str, ...]:
+    passes = (f"@{k} {100 * e['mean']:.1f}%" for k, e in cell["pass_at"].items() if e["n"])
+    kinds = f" ({_failure_kinds(cell['failures'])})" if cell["failures"] else ""
+    has_success = bool(cell["success"] and cell["success"]["n"])
+    return (
+        f"`{cell['env']}`",
+        cell["column"],
+        shown_success(cell) if has_success else "-",
+        shown_score(cell["score"]),
+        " ".join(passes) or "-",
+        str(cell["episodes"]),
+        f"{cell['failed']}{kinds}",
+    )
+
+
+def _env_row(env: Json) -> tuple[str, ...]:
+    options = json.dumps(env["options"], sort_keys=True)
+    return (
+        f"`{env['name']}`",
+        f"`{env['id']}`",
+        f"{env['package']} {env['version']}",
+        env["split"],
+        f"{env['tasks']} in {env['clusters']} clusters" if "clusters" in env else str(env["tasks"]),
+        str(env["attempts"]),
+        f"`{options}`" if env["options"] else "defaults",
+    )
+
+
+def _failure_kinds(failures: Json) -> str:
+    return ", ".join(f"{kind}: {n}" for kind, n in failures.items())
+
+
+def _markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *(list(row) for row in rows)]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )

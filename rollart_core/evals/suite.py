@@ -7,12 +7,15 @@
       - {id: toy/FrozenLake-v1, options: {hint: true}}
       - {id: webshop/WebShop-v1, tasks: 50}
 
-Takes: a mapping. Gives: a :class:`Suite`, and the run config that plays it. Never: starts anything.
+Takes: a mapping. Gives: a :class:`Suite`, the run config that plays it, and which of its
+environments cannot be played on this machine. Never: starts anything, or leaves out an environment
+that does not ask for it (``if_sandbox``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from rollart_core.config.load import apply_override
 from rollart_core.config.problems import of_validation
 from rollart_core.config.run import AsyncRun
 from rollart_core.errors import ConfigError, did_you_mean
+from rollart_core.plugins import registry
 
 """The key by which a file is known as a suite; the suite's name."""
 
@@ -131,3 +135,26 @@ def read_suite(
     except ValidationError as e:
         lines = [f"{source}: {problem.within()}" for problem in of_validation(e, Suite)]
         raise ConfigError("\n".join(lines)) from None
+
+
+def left_out(suite: Suite) -> dict[str, str]:
+    """Return the environments that cannot be played here, by name, each with the reason.
+
+    Raises:
+        UserError: When there is no such environment or sandbox.
+    """
+    pairs = zip(suite.names, suite.envs, strict=True)
+    whys = {name: _why_left_out(env) for name, env in pairs if env.if_sandbox}
+    return {name: why for name, why in whys.items() if why}
+
+
+def _why_left_out(env: SuiteEnv) -> str:
+    asked = env.options.get("sandbox") or registry.env_spec(env.id).sandbox
+    name = asked.get("id") if isinstance(asked, dict) else asked
+    return _sandbox_fault(str(name)) if name else ""
+
+
+@cache
+def _sandbox_fault(sandbox: str) -> str:
+    """Return why a sandbox does not work here; empty when it does. Each is asked once."""
+    return registry.sandbox_service().fault(sandbox)

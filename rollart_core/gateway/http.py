@@ -1,7 +1,8 @@
-"""The HTTP side of the gateway: routes, keys, streams, errors.
+"""The HTTP side of the gateway: routes, keys, streams, errors, and connections that stay silent.
 
 Takes: HTTP requests. Gives: HTTP answers in the shape of OpenAI's API. Never: decides what is
-recorded. A program that hangs up cancels its handler, and with it the generation.
+recorded. A program that hangs up cancels its handler, and with it the generation. A connection is
+aborted if the head of a request is not whole in time (:class:`Heads`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from aiohttp import web
 
 from rollart_core.errors import InferenceFailure, first_line
 from rollart_core.gateway.body import Body, SamplingRequest, parse, prompt_chars
-from rollart_core.gateway.chat import chat_chunks, chat_request, chat_response
+from rollart_core.gateway.completions import (
+    chat_chunks,
+    chat_request,
+    chat_response,
+    text_chunks,
+    text_request,
+    text_response,
+)
 from rollart_core.gateway.errors import RequestError, engine_failed, unsupported
-from rollart_core.gateway.http_heads import Heads
 from rollart_core.gateway.responses import (
     response,
     response_events,
@@ -29,18 +36,20 @@ from rollart_core.gateway.responses import (
 )
 from rollart_core.gateway.session import HEAVY_CHARS, GatewaySession
 from rollart_core.gateway.shape import Said
-from rollart_core.gateway.text import text_chunks, text_request, text_response
 from rollart_core.gateway.transcript import ModelCall, Transcript
 from rollart_core.types import ToolSpec
 
 if TYPE_CHECKING:
     from rollart_core.gateway.gateway import Gateway
 
+
 _Handler: TypeAlias = Callable[[web.Request, GatewaySession], Awaitable[web.StreamResponse]]
 
 _T = TypeVar("_T")
 _SHUTDOWN_S = 1.0
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+_RawHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class GatewayServer:
@@ -285,3 +294,101 @@ async def _stream(request: web.Request, events: Sequence[bytes]) -> web.StreamRe
 
 def _dumped(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Heads:
+    """Times the heads of requests.
+
+    Args:
+        limit_s: How long one may take, from its first byte; of a new connection, from its
+            beginning.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._open: dict[asyncio.BaseTransport, _Connection] = {}
+
+    def watched(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+        """Return a factory of the same protocols, each timed."""
+        return lambda: _Connection(factory(), self._limit_s, self._open)
+
+    @web.middleware  # type: ignore[untyped-decorator]
+    async def middleware(self, request: web.Request, handler: _RawHandler) -> web.StreamResponse:
+        """Take note of when a handler begins and ends; the application has to have it."""
+        connection = None if request.transport is None else self._open.get(request.transport)
+        if connection is None:
+            return await handler(request)
+        connection.begins()
+        try:
+            return await handler(request)
+        finally:
+            connection.ends()
+
+
+class _Connection(asyncio.Protocol):
+    """Passes all on to a protocol, and keeps the time while no handler runs."""
+
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        limit_s: float,
+        others: dict[asyncio.BaseTransport, _Connection],
+    ) -> None:
+        self._inner = inner
+        self._limit_s = limit_s
+        self._others = others
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_handled = False
+
+    def begins(self) -> None:
+        """Take note that a head is whole, and its handler begins."""
+        self._is_handled = True
+        self._stop()
+
+    def ends(self) -> None:
+        """Take note that the handler has ended: what comes now is the next head."""
+        self._is_handled = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first head."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._others[transport] = self
+        self._start()
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass data on; the first of a head begins its time."""
+        if not self._is_handled:
+            self._start()
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass the end on."""
+        return self._inner.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Pass the loss on."""
+        self._stop()
+        if self._transport is not None:
+            self._others.pop(self._transport, None)
+        self._inner.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    def _start(self) -> None:
+        if self._timer is None and self._transport is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._limit_s, self._transport.abort)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

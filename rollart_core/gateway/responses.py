@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rollart_core.gateway.body import Body, SamplingRequest, sampling_request, text
-from rollart_core.gateway.chat import tool_specs
+from rollart_core.gateway.completions import tool_specs
 from rollart_core.gateway.errors import RequestError, bad_field, unsupported
 from rollart_core.gateway.shape import Said
 from rollart_core.types import FunctionCall, Message, ToolCall, ToolSpec

@@ -1,9 +1,10 @@
 """Plugins: found by entry points, checked one by one, attributed to their distributions.
 
 Takes: the entry points of group ``rollart``, the modules named in ``ROLLART_PLUGINS`` (comma
-separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec and
-which plugin is broken and why. Never: imports the class that a spec names, or lets one plugin
-spoil another: whoever breaks a rule is *broken* and says so, and everyone else works.
+separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec, as
+this release has it, and which plugin is broken and why. Never: imports the class that a spec names,
+or lets one plugin spoil another: whoever breaks a rule is *broken* and says so, and everyone else
+works.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import reprlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,17 +35,19 @@ from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.sandbox_service import SandboxServiceSpec
-from rollart_core.contracts.spec import CommandSpec, PluginSpec
+from rollart_core.contracts.spec import ID_PATTERN, CommandSpec, PluginSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, described, did_you_mean, first_line, is_from_outside
+from rollart_core.plugins import api_version as plugin_api
 from rollart_core.plugins import hookspecs
 from rollart_core.plugins.output import output_of_plugins
-from rollart_core.plugins.specs import AnySpec, key_of, of_its_version, spec_fault, text_fault
 
 GROUP: Final = "rollart"
 CORE: Final = "rollart"
 """Our own distribution: its names are taken, so whoever collides with it is the broken one."""
+
+AnySpec = PluginSpec | CommandSpec
 
 KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
     {
@@ -66,6 +70,13 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
 """Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
 
 _log = logging.getLogger(__name__)
+
+RESERVED_COMMANDS: Final = frozenset(
+    """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
+    simulate audit view
+    build sandbox model plot export scale bench diagnose""".split()  # noqa: SIM905 - one word a command
+)
+"""Command names that belong to RollArt itself, now or later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,3 +415,48 @@ def _refuse_shared(
         for claimant in claimants:
             if not (owned and claimant.plugin.distribution == CORE):
                 claimant.fail(f"{what} {name!r} is claimed by {sides}: uninstall or rename one")
+
+
+def text_fault(spec: AnySpec) -> str | None:
+    """Return what of a spec is no text and has to be: annotations hold nobody to it."""
+    needed = ("name" if isinstance(spec, CommandSpec) else "id", "entry_point")
+    for name in (*needed, "alias", "config", "summary"):
+        value = getattr(spec, name, None)
+        if not isinstance(value, str) and (value is not None or name in needed):
+            return f"{name} must be text, got {reprlib.repr(value)}"
+    return None
+
+
+def of_its_version(spec: AnySpec, target: object) -> AnySpec:
+    """Return a spec as this release has it, whichever API version its module declares."""
+    if isinstance(spec, CommandSpec):
+        return spec
+    if not spec.contract_version:
+        # What the module says may be no number at all, which is told as the fault it is.
+        spec = replace(spec, contract_version=cast("int", plugin_api.declared(target)))
+    return plugin_api.as_today(spec)
+
+
+def spec_fault(spec: AnySpec, *, is_own: bool = False) -> str | None:
+    """Return why a spec cannot be registered; None when it can.
+
+    Args:
+        spec: As a hook gave it.
+        is_own: It is of RollArt's own distribution, which may use the names of its own commands.
+    """
+    if ":" not in spec.entry_point:
+        return f"{key_of(spec)}: entry_point {spec.entry_point!r} is not of the form 'module:Class'"
+    if isinstance(spec, CommandSpec):
+        taken = spec.name in RESERVED_COMMANDS and not is_own
+        return f"command {spec.name!r} is one of RollArt's own" if taken else None
+    fault = plugin_api.version_fault(spec.contract_version)
+    if fault:
+        return f"{spec.id} speaks {fault}"
+    if not ID_PATTERN.match(spec.id):
+        return f"id {spec.id!r} is not of the form 'namespace/Name-vN'"
+    return None
+
+
+def key_of(spec: AnySpec) -> str:
+    """Return the id, or the name of a command."""
+    return spec.name if isinstance(spec, CommandSpec) else spec.id

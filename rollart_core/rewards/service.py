@@ -1,15 +1,18 @@
-"""The scoring room of a run: a lane for each reward, its backends, and groups that wait.
+"""The reward service of a run: a queue for each reward, its backends, and groups that wait.
 
-    episode --request--> scorer --> [groups: until all are there] --> lane --> backend
+    episode --request--> scorer --> [groups: until all are there] --> queue --> backend
        |                   |
        +-- its place is free at once (``on_played``)
 
 Takes: a run's rewards and its section ``scoring``. Gives: for each environment what scores its
-trajectories; what that has cost. Never: builds a backend that no reward of the run needs.
+trajectories; what that has cost. Never: builds a backend that no reward of the run needs, or
+decides who belongs to a group (the scheduler does).
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +21,7 @@ from typing import TypeAlias
 from rollart_core.config.resolve_plugin import ResolvedPlugin
 from rollart_core.config.scoring import Scoring
 from rollart_core.contracts.reward import (
+    Need,
     RewardBackend,
     RewardBackendSpec,
     RewardRef,
@@ -25,7 +29,7 @@ from rollart_core.contracts.reward import (
     RewardResult,
     RewardSpec,
 )
-from rollart_core.errors import ConfigError, UserError
+from rollart_core.errors import ConfigError, RewardFailure, UserError
 from rollart_core.rewards.backend_client import (
     BackendClient,
     BackendClientDependencies,
@@ -33,14 +37,15 @@ from rollart_core.rewards.backend_client import (
     Tell,
 )
 from rollart_core.rewards.circuit_breaker import CircuitBreaker
-from rollart_core.rewards.group_barrier import WaitingGroups
-from rollart_core.rewards.queue import RewardQueue, RewardQueueDependencies
-from rollart_core.rewards.retry import RetryingScorer, Rules
+from rollart_core.rewards.retry import Failed, RetryingScorer, Rules
 from rollart_core.rewards.stats import RewardStats
+from rollart_core.rewards.validation import trimmed
 
 Scorer: TypeAlias = Callable[[RewardRequest], Awaitable[RewardResult]]
 OnPlayed: TypeAlias = Callable[[str, int], None]
 """Hears the ticket and the attempt of an episode that only waits for its score."""
+
+ScoreGroup: TypeAlias = Callable[[Sequence[RewardRequest]], Awaitable[list[RewardResult]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class RewardServicePlan:
 
 
 class RewardService:
-    """See the module."""
+    """Scores for all environments of a run; see the module."""
 
     def __init__(self, plan: RewardServicePlan, tell: Tell | None = None) -> None:
         """Describe it; backends are built with the first scorer that needs them.
@@ -127,7 +132,7 @@ class RewardService:
         return (await lane.score_group([request]))[0]
 
     def _lane(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
-        """Return the lane of a reward; those with the same options share one."""
+        """Return the queue of a reward; those with the same options share one."""
         for name, known in self._rewards.items():
             if (known.spec.id, known.options) == (reward.spec.id, reward.options):
                 return self._lanes[name]
@@ -200,3 +205,255 @@ async def _env_return(request: RewardRequest) -> RewardResult:
 
 def _nobody(kind: str, payload: Mapping[str, object]) -> None:
     """Hear nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Member:
+    request: RewardRequest
+    score: ScoreGroup
+    result: asyncio.Future[RewardResult]
+
+
+class WaitingGroups:
+    """Members of groups that are scored together: each waits until all are there.
+
+    member played --> wait(request) ------------------------------------+
+    scheduler: all played, or lost --> score(group_id, tickets) --> one result each
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def wait(self, request: RewardRequest, score: ScoreGroup) -> RewardResult:
+        """Return the member's result, once its group was scored.
+
+        Args:
+            request: The member's.
+            score: Scores its group.
+
+        Raises:
+            RewardFailure: When the group cannot be scored.
+            DeadlineFailure: When it took too long.
+        """
+        member = _Member(request, score, asyncio.get_running_loop().create_future())
+        self._members[request.ticket_id] = member
+        try:
+            return await member.result
+        finally:
+            if self._members.get(request.ticket_id) is member:
+                del self._members[request.ticket_id]
+
+    def score(self, ticket_ids: Sequence[str]) -> None:
+        """Score these members, who are all there; in the background."""
+        members = [self._members[t] for t in ticket_ids if t in self._members]
+        if members:
+            call = asyncio.ensure_future(_score(members))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def close(self) -> None:
+        """End what is under way; may be called twice."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _score(members: Sequence[_Member]) -> None:
+    try:
+        results = await members[0].score([member.request for member in members])
+    except asyncio.CancelledError:
+        for member in members:
+            member.result.cancel()
+        raise
+    except Exception as e:
+        for member in members:
+            if not member.result.done():
+                member.result.set_exception(e)
+        return
+    for member, result in zip(members, results, strict=True):
+        if not member.result.done():
+            member.result.set_result(result)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardQueueDependencies:
+    """What a queue is made of."""
+
+    reward_id: str
+    roads: Sequence[BackendClient]
+    asker: RetryingScorer
+    places: Places
+    ledger: RewardStats
+    needs: Sequence[Need] | None = None
+    batch_size: int = 1
+    batch_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """What somebody waits for: one request, or a whole group."""
+
+    requests: tuple[RewardRequest, ...]
+    results: asyncio.Future[list[RewardResult]]
+    since_s: float
+    whole: bool
+
+
+class RewardQueue:
+    """The queue of one reward: scores wait for a place, and travel together where they may.
+
+        score(request) --> queue --> up to batch_size in a call, max_concurrent calls --> asker
+        score_group(requests) -^     (a group is a call by itself)
+
+    No time runs for what still waits in the queue, and no request fails for another's sake.
+    """
+
+    def __init__(self, parts: RewardQueueDependencies) -> None:
+        self._parts = parts
+        self._queue: deque[_Pending] = deque()
+        self._calls: dict[asyncio.Task[None], list[_Pending]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        parts.places.on_free = self._pump
+
+    @property
+    def ledger(self) -> RewardStats:
+        """What its scores have cost."""
+        return self._parts.ledger
+
+    async def open(self) -> None:
+        """Find out whether its backends can be asked.
+
+        Raises:
+            ConfigError: When one cannot.
+        """
+        for road in self._parts.roads:
+            try:
+                await road.backend.open()
+            except ConfigError as e:
+                who = f"reward {self._parts.reward_id} on "
+                raise ConfigError(f"{'' if who in str(e) else who + road.name + ': '}{e}") from e
+
+    async def score(self, request: RewardRequest) -> RewardResult:
+        """Score one trajectory.
+
+        Raises:
+            RewardFailure: When it cannot be.
+            DeadlineFailure: When it took too long.
+        """
+        return (await self._ask((request,), whole=False))[0]
+
+    async def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
+        """Score a whole group in one call.
+
+        Raises:
+            RewardFailure: When one of its members cannot be scored.
+            DeadlineFailure: When it took too long.
+        """
+        return await self._ask(tuple(requests), whole=True)
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return what there is to count now."""
+        found = {"waiting": float(len(self._queue)), "in_flight": float(len(self._calls))}
+        for road in self._parts.roads:
+            found.update(road.backend.gauges())
+        return found
+
+    async def close(self) -> None:
+        """End all calls and close the backends; may be called twice."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        for asked in self._queue:
+            asked.results.cancel()
+        self._queue.clear()
+        for road in self._parts.roads:
+            await road.backend.close()
+
+    async def _ask(self, requests: tuple[RewardRequest, ...], *, whole: bool) -> list[RewardResult]:
+        if self._closed:
+            raise RewardFailure("scoring has ended", boundary="reward.score")
+        loop = asyncio.get_running_loop()
+        carried = tuple(trimmed(request, self._parts.needs) for request in requests)
+        asked = _Pending(carried, loop.create_future(), loop.time(), whole)
+        self._queue.append(asked)
+        loop.call_soon(self._pump)  # so that what comes at once can travel together
+        try:
+            return await asked.results
+        except asyncio.CancelledError:
+            self._forget(asked)
+            raise
+
+    def _pump(self) -> None:
+        """Make calls while there are places, and something to ask."""
+        while self._queue and not self._closed and self._ripe() and self._parts.places.take():
+            batch = [self._queue.popleft()]
+            while self._queue and self._fits(batch, self._queue[0]):
+                batch.append(self._queue.popleft())
+            call = asyncio.create_task(self._call(batch))
+            self._calls[call] = batch
+            call.add_done_callback(self._ended)
+
+    def _fits(self, batch: Sequence[_Pending], asked: _Pending) -> bool:
+        return len(batch) < self._parts.batch_size and not (asked.whole or batch[0].whole)
+
+    def _ripe(self) -> bool:
+        """Whether the next call need not wait to be filled; looks again when it must."""
+        wait_s, first = self._parts.batch_wait_s, self._queue[0]
+        if not wait_s or first.whole or len(self._queue) >= self._parts.batch_size:
+            return True
+        loop = asyncio.get_running_loop()
+        left_s = first.since_s + wait_s - loop.time()
+        if left_s <= 0:
+            return True
+        if self._timer is None:
+            self._timer = loop.call_later(left_s, self._look)
+        return False
+
+    def _look(self) -> None:
+        self._timer = None
+        self._pump()
+
+    async def _call(self, batch: Sequence[_Pending]) -> None:
+        outcomes = iter(await self._parts.asker.ask([r for asked in batch for r in asked.requests]))
+        for asked in batch:
+            _settle(asked, [next(outcomes) for _ in asked.requests])
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        """Free its place; what it left without an answer, by a fault of ours, fails."""
+        batch = self._calls.pop(call)
+        error = None if call.cancelled() else call.exception()
+        for asked in batch:
+            if asked.results.done():
+                continue
+            if error is None:
+                asked.results.cancel()
+            else:
+                asked.results.set_exception(error)
+        self._parts.places.give()
+
+    def _forget(self, asked: _Pending) -> None:
+        """Nobody waits for it: take it back, or end its call when that was all it was for."""
+        if asked in self._queue:
+            self._queue.remove(asked)
+            return
+        for call, batch in self._calls.items():
+            if asked in batch and all(one.results.done() for one in batch):
+                call.cancel()
+
+
+def _settle(asked: _Pending, outcomes: Sequence[RewardResult | Failed]) -> None:
+    if asked.results.done():
+        return
+    results = [outcome for outcome in outcomes if isinstance(outcome, RewardResult)]
+    if len(results) == len(outcomes):
+        asked.results.set_result(results)
+        return
+    failure = next(outcome for outcome in outcomes if not isinstance(outcome, RewardResult))
+    asked.results.set_exception(failure)

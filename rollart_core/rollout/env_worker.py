@@ -11,15 +11,14 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
-from rollart_core.errors import EnvironmentFailure, boundary
+from rollart_core.errors import CancelledFailure, EnvironmentFailure, boundary
 from rollart_core.rollout.agent_host import AgentHost
 from rollart_core.rollout.env_answers import Observed, agent_result, cut, observed
-from rollart_core.rollout.episode_calls import EpisodeCalls, end_failure
 from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
@@ -30,6 +29,58 @@ CLOSE_S: Final = 5.0
 """How long the closing of an environment may take where no caller says."""
 NUM_EARLY_ENDS: Final = 256
 """How many ends that came before their beginnings are remembered."""
+
+
+@dataclass(slots=True)
+class EpisodeCalls:
+    """The calls that run for one episode; its end cancels them and waits for them.
+
+    A call whose caller has only stopped waiting for it, as a caller in another process does, still
+    counts as running.
+    """
+
+    has_ended: bool = False
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @contextlib.contextmanager
+    def call(self, what: str) -> Iterator[None]:
+        """Run a block until the end of the episode at the latest.
+
+        Raises:
+            CancelledFailure: When the episode ends before the block.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        self.running.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.has_ended and task.uncancel() <= before:  # nobody else has cancelled it
+                raise end_failure(what) from None
+            raise
+        finally:
+            self.running.discard(task)
+            if not self.running:
+                self._quiet.set()
+
+    async def end(self, timeout_s: float) -> None:
+        """Cancel what runs, and wait for its end for so long."""
+        self.has_ended = True
+        if not self.running:
+            return
+        self._quiet.clear()
+        for task in self.running:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+
+
+def end_failure(what: str) -> CancelledFailure:
+    """Return how a call fails whose episode has ended."""
+    return CancelledFailure("the episode has ended", boundary=what)
 
 
 @dataclass(frozen=True, slots=True)

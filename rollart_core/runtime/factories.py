@@ -186,7 +186,7 @@ def _calls_tools(env: EnvRef) -> bool:
 
 
 def _texts(corpus: EnvTasks) -> Iterator[str]:
-    from rollart_core.training.demonstrations import env_corpus
+    from rollart_core.training.warm_start import env_corpus
 
     with closing(registry.make(corpus.env.id, **corpus.env.options)) as env:
         yield from env_corpus(env, corpus.tasks, max_turns=corpus.max_turns)
@@ -229,7 +229,7 @@ class Demonstrator:
 def _demonstrated(
     one: EnvTasks, tokenizer: ChatTokenizer, max_context_tokens: int
 ) -> Iterator[Sample]:
-    from rollart_core.training.demonstrations import demonstrations
+    from rollart_core.training.warm_start import demonstrations
 
     return demonstrations(
         lambda: registry.make(one.env.id, **one.env.options),

@@ -29,16 +29,19 @@ from rollart_core.inference.teacher import RunEpisode
 from rollart_core.plugins import registry
 from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
-from rollart_core.runtime.env_reports import Routed, env_reports, whereabouts
 from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import interrupts
-from rollart_core.runtime.planning import RunPlan
-from rollart_core.runtime.report import RunReport, score_gain
+from rollart_core.runtime.placement import RunPlan
+from rollart_core.runtime.report import Routed, RunReport, env_reports, score_gain, whereabouts
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
-from rollart_core.runtime.trained_model import ModelDependencies, TrainedModel
-from rollart_core.runtime.validator import Validator, ValidatorDependencies
+from rollart_core.runtime.validator import (
+    ModelDependencies,
+    TrainedModel,
+    Validator,
+    ValidatorDependencies,
+)
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_core.scheduling.curriculum import CurriculumTasks
 from rollart_core.scheduling.evaluate import EvaluationResult, evaluate

@@ -38,14 +38,16 @@ from rollart_core.store.checkpoints import CallTrainer, Checkpoints
 from rollart_core.store.journal import Journal
 from rollart_core.store.journal_reader import JournalReader, ordinal
 from rollart_core.store.metrics import (
+    BatchTotals,
+    SwapLedger,
+    Totals,
     components_mean,
     env_metrics,
+    is_update,
     rollout_metrics,
     staleness_histogram,
 )
 from rollart_core.store.run_dir import RunState, checkpoint_folder
-from rollart_core.store.swaps import SwapLedger
-from rollart_core.store.totals import BatchTotals, Totals, is_update
 from rollart_core.training.guard import Trip
 from rollart_core.types import Group, Task, Ticket, Trajectory
 

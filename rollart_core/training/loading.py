@@ -4,29 +4,47 @@
     several ranks  config ──> parameters without content ──FSDP2──> room for this rank's shards
                    files  ──tensor by tensor, the rows of this rank──────────^
 
+A recipe says what of the files makes a parameter:
+
+    files                                        model, as transformers builds it
+    model.norm.weight                    ──────> model.norm.weight                      as it is
+    ...experts.0.gate_proj.weight ──┐
+    ...experts.1.gate_proj.weight ──┤ stacked
+    ...experts.0.up_proj.weight   ──┤ and side
+    ...experts.1.up_proj.weight   ──┴─by side──> ...experts.gate_up_proj [2, ...]
+
 Takes: a folder or a hub id. Gives: a causal LM in float32, or a ConfigError. Never: holds, on one
-of several ranks, more than its shards and one tensor of the files; but where the files are none
-that it can read row by row, it says so and lets each rank load them whole.
+of several ranks, more than its shards and one tensor of the files; but if no recipe fits the files
+(:class:`Unfit`), it says so and lets each rank load them whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rollart_core.errors import ConfigError, first_line
-from rollart_core.models.tensor_files import TensorFiles
-from rollart_core.models.weights import model_folder, weight_files
+from rollart_core.models.weights import TensorFiles, model_folder, weight_files
 from rollart_core.training import distributed
-from rollart_core.training.recipes import Recipe, Unfit, recipes
+from rollart_core.training.distributed import decoder_layers
 
 _log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 32 * 2**20
+"""Of a tensor's rows, so many bytes of the model are read at a time."""
+COMPARED_ROWS = 4096
+"""Of two tensors that should be alike, so many rows are held at a time."""
 
 
 def load_model(model_path: str) -> nn.Module:
@@ -200,4 +218,213 @@ def check_vocabulary(policy: torch.nn.Module, other: torch.nn.Module, path: str)
         raise ConfigError(
             f"reference.path: {path} has a vocabulary of {sizes[1]} tokens, and the policy one of "
             f"{sizes[0]}; take a model with the same tokenizer"
+        )
+
+
+class Unfit(Exception):
+    """No recipe here makes the model of its files; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a tensor of the model is made of tensors of its files."""
+
+    parts: tuple[tuple[str, ...], ...]
+    """As it is: one name. Stacked: for each part of a row, the name of that part of every row."""
+    dim: int | None = None
+    """Of the tensor made, along which the parts of a row lie side by side; None: as it is."""
+
+    def fill(self, files: TensorFiles, into: Tensor, first: int = 0) -> None:
+        """Write rows of the tensor, from ``first`` on, into ``into`` and its dtype."""
+        if self.dim is None:
+            _copy(files, self.parts[0][0], into, first)
+            return
+        sizes = [files.shape(names[0])[self.dim - 1] for names in self.parts]
+        for n in range(len(into)):
+            cuts = torch.split(into[n], sizes, self.dim - 1)
+            for part, names in zip(cuts, self.parts, strict=True):
+                part.copy_(files.whole(names[first + n]))
+
+    def shape(self, files: TensorFiles) -> tuple[int, ...]:
+        """Return the shape of what it makes.
+
+        Raises:
+            Unfit: When the parts do not fit each other.
+        """
+        if self.dim is None:
+            return files.shape(self.parts[0][0])
+        at, sizes, rests = self.dim - 1, [], set()
+        for names in self.parts:
+            shapes = {files.shape(name) for name in names}
+            if len(shapes) > 1 or len(names) != len(self.parts[0]):
+                raise Unfit(f"{names[0]} and its like are not alike in the files")
+            shape = shapes.pop()
+            sizes.append(shape[at])
+            rests.add(shape[:at] + shape[at + 1 :])
+        if len(rests) > 1:
+            raise Unfit(f"{self.parts[0][0]} and {self.parts[1][0]} do not go together")
+        rest = rests.pop()
+        return (len(self.parts[0]), *rest[:at], sum(sizes), *rest[at:])
+
+
+def _copy(files: TensorFiles, name: str, into: Tensor, first: int) -> None:
+    """Copy rows of a tensor, a block at a time: on their way they are there twice."""
+    if not into.dim():
+        into.copy_(files.whole(name))
+        return
+    row_bytes = into.element_size() * math.prod(into.shape[1:])
+    for block in torch.split(into, max(1, BLOCK_BYTES // max(1, row_bytes))):
+        block.copy_(files.rows(name, first, first + len(block)))
+        first += len(block)
+
+
+def recipes(model: nn.Module, files: TensorFiles) -> dict[str, Recipe]:
+    """Return name -> recipe of parameters and of buffers that are kept; a tied one only once.
+
+    Raises:
+        Unfit: When the files do not make the model by copying and stacking alone.
+    """
+    found = _found(model, files.names)
+    chosen: dict[str, Recipe] = {}
+    for names in _tied(model):
+        known = [name for name in names if name in found]
+        if not known:
+            raise Unfit(f"the files have no {names[0]}")
+        for other in known[1:]:
+            _check_alike(files, found[known[0]], found[other], other)
+        chosen[names[0]] = found[known[0]]
+    shapes = {name: tuple(tensor.shape) for name, tensor in _state(model).items()}
+    for name, recipe in chosen.items():
+        if recipe.shape(files) != shapes[name]:
+            raise Unfit(f"{name} is {recipe.shape(files)} in the files, not {shapes[name]}")
+    return chosen
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the state dict themselves, also those without content."""
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    return state
+
+
+def _tied(model: nn.Module) -> Iterable[list[str]]:
+    """Return the names of each tensor of the state dict: several where modules share it."""
+    names = defaultdict(list)
+    for name, tensor in _state(model).items():
+        names[id(tensor)].append(name)
+    return names.values()
+
+
+def _check_alike(files: TensorFiles, one: Recipe, other: Recipe, name: str) -> None:
+    """Refuse tensors that the model ties, and its files have with other numbers each.
+
+    Raises:
+        Unfit: Naming them.
+    """
+    shape = one.shape(files)
+    alike = other.shape(files) == shape
+    for first in range(0, shape[0] if alike else 0, COMPARED_ROWS):
+        room = torch.empty(2, min(COMPARED_ROWS, shape[0] - first), *shape[1:])
+        for recipe, into in zip((one, other), room, strict=True):
+            recipe.fill(files, into, first)
+        alike = alike and torch.equal(room[0], room[1])
+    if not alike:
+        raise Unfit(f"the files have a {name} of its own, which the model ties")
+
+
+@dataclass(slots=True)
+class _Stack:
+    """A parameter that transformers stacks."""
+
+    converter: Any
+    names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Pattern -> tensors of the files that match it, in order."""
+
+    def recipe(self) -> Recipe:
+        from transformers.core_model_loading import Concatenate, MergeModulelist
+
+        match self.converter.operations:
+            case [MergeModulelist(dim=0)]:
+                dims = [1]
+            case [MergeModulelist(dim=0), Concatenate(dim=dim)] if dim > 0:
+                dims = [dim]
+            case _:
+                raise Unfit(f"{self.converter} does more than stacking")
+        patterns = self.converter.source_patterns
+        if set(patterns) != set(self.names) or len(self.converter.target_patterns) > 1:
+            raise Unfit(f"{self.converter} finds not all that it stacks")
+        return Recipe(tuple(tuple(self.names[p]) for p in patterns), dims[0])
+
+
+def _found(model: nn.Module, names: Iterable[str]) -> Mapping[str, Recipe]:
+    """Return name in the model -> recipe, for all that the files have something of.
+
+    Raises:
+        Unfit: When transformers would do more than rename and stack.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, dot_natural_key
+    except ImportError:  # before transformers 5 the files have the names of the model
+        return {own: Recipe(((name,),)) for name, own in _prefixed(model, names) if own}
+    mapping = get_model_conversion_mapping(model)
+    by_pattern = {
+        pattern: conversion
+        for conversion in mapping
+        if isinstance(conversion, WeightConverter)
+        for pattern in conversion.source_patterns
+    }
+    found: dict[str, Recipe] = {}
+    stacks: dict[str, _Stack] = {}
+    for name, own, pattern in _renamed(model, mapping, sorted(names, key=dot_natural_key)):
+        if pattern is None:
+            found[own] = Recipe(((name,),))
+        else:
+            stacks.setdefault(own, _Stack(by_pattern[pattern])).names[pattern].append(name)
+    if both := sorted(set(stacks) & set(found)):
+        raise Unfit(f"the files have {both[0]} and what it is stacked of")
+    # As from_pretrained leaves it: what was used is undone when the model is written.
+    model._weight_conversions = [c for c in mapping if getattr(c, "_was_used", True)]  # type: ignore[assignment]
+    return found | {own: stack.recipe() for own, stack in stacks.items()}
+
+
+def _renamed(
+    model: nn.Module, mapping: list[Any], names: Iterable[str]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Yield name in the files, name in the model, and the pattern that it is stacked by."""
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    renamings = [c for c in mapping if isinstance(c, WeightRenaming)]
+    converters = [c for c in mapping if isinstance(c, WeightConverter)]
+    state, prefix = _state(model), model.base_model_prefix
+    for name in names:
+        own, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if own not in state and name in state:
+            own, pattern = rename_source_key(name, [], [], prefix, state)
+        if own in state:
+            yield name, own, pattern
+
+
+def _prefixed(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield name in the files and name in the model, which may have a prefix more or less."""
+    state, prefix = _state(model), f"{model.base_model_prefix}."
+    for name in names:
+        for own in (name, prefix + name, name.removeprefix(prefix)):
+            if own in state:
+                yield name, own
+                break
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Make every layer of the model forget its activations between forward and backward.
+
+    Call it before the layers are sharded: what FSDP2 gathers for backward serves both.
+    """
+    for layer in decoder_layers(model):
+        # There is no dropout, so no state of random numbers is to be kept.
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
         )

@@ -8,12 +8,19 @@ PackedPolicy models that take a custom attention function          no padding
 PaddedPolicy any causal LM of transformers                         rows padded to the longest
 ============ ===================================================== =============================
 
+Packed rows stand one after the other in one input row; position ids restart with each. Attention is
+causal within a row and blind across rows: for it the rows are padded to the longest of their length
+bucket, and only for it. Logprobs and entropies have backward passes by hand: torch's eager autograd
+would save and re-read several ``[R, V]`` tensors more.
+
 Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32;
-and, where asked for, the last hidden states ``[K, H]`` from before them. Never: updates anything.
+and, where asked for, the last hidden states ``[K, H]`` from before them. Never: updates anything,
+or lets a packed row see another.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,15 +31,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from rollart_core.plugins import registry
-from rollart_core.training import packed
 from rollart_core.training.batch import balance, level, model_input, pack
-from rollart_core.training.logprobs import logprobs
 from rollart_core.types import IntArray, Sample
 
 Index = npt.NDArray[np.int64]
 Kernels = Literal["auto", "native", "torch"]
+
+PACKED_ATTENTION = "rollart_packed"
+_UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +174,12 @@ class PackedPolicy(Policy):
 
     def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         super().__init__(model, settings)
-        packed.install(model)
+        install_packed_attention(model)
 
     @classmethod
     def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
         """See :meth:`Policy.fits`."""
-        return packed.supports(model)
+        return supports_packing(model)
 
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
@@ -181,7 +192,7 @@ class PackedPolicy(Policy):
         """See :meth:`Policy.read`."""
         inputs, keep, tokens = self._placed(samples)
         with _last_hidden(self.model, wanted=hidden) as seen:
-            logits = packed.forward(self.model, inputs, keep)
+            logits = packed_forward(self.model, inputs, keep)
         each = torch.arange(len(tokens), device=tokens.device)
         return Read(logits, each, tokens, each, seen[0][0, keep] if hidden else None)
 
@@ -189,7 +200,7 @@ class PackedPolicy(Policy):
         """See :meth:`Policy.states`."""
         inputs, keep, _ = self._placed(samples)
         with _last_hidden(self.model, wanted=True) as seen:
-            logits = packed.forward(self.model, inputs, keep[:1])
+            logits = packed_forward(self.model, inputs, keep[:1])
         return seen[0][0, keep], logits
 
     def _placed(self, samples: Sequence[Sample]) -> tuple[list[IntArray], Tensor, Tensor]:
@@ -285,3 +296,144 @@ def loss_tokens(samples: Sequence[Sample]) -> tuple[list[Index], list[IntArray]]
 def index_tensors(device: torch.device, *arrays: np.ndarray) -> tuple[Tensor, ...]:
     """Return arrays as int64 tensors on a device."""
     return tuple(torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
+
+
+class _LogProbsAndEntropy(torch.autograd.Function):
+    """As :class:`_LogProbs`, with the gradient of the entropy: ``dH/dz_j = -p_j (log p_j + H)``."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp = torch.log_softmax(logits, dim=-1)
+        entropy = -(logp.exp() * logp).sum(-1)
+        ctx.save_for_backward(logp, entropy, rows, targets)
+        return logp[rows, targets], entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None]:
+        logp, entropy, rows, targets = ctx.saved_tensors
+        total = grad.new_zeros(len(logp)).index_add_(0, rows, grad)
+        slope = (logp + entropy[:, None]).mul_(grad_entropy[:, None]).add_(total[:, None])
+        grad_logits = slope.mul_(logp.exp()).neg_()
+        return grad_logits.index_put_((rows, targets), grad, accumulate=True), None, None
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp = torch.log_softmax(logits, dim=-1)
+        probs = logp.exp()
+        ctx.save_for_backward(probs, rows, targets)
+        entropy = -(probs * logp).sum(-1)
+        ctx.mark_non_differentiable(entropy)
+        return logp[rows, targets], entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        probs, rows, targets = ctx.saved_tensors
+        total = grad.new_zeros(len(probs)).index_add_(0, rows, grad)
+        grad_logits = probs * -total[:, None]
+        return grad_logits.index_put_((rows, targets), grad, accumulate=True), None, None
+
+
+def logprobs(
+    logits: Tensor, rows: Tensor, targets: Tensor, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return logprobs of (row, target) pairs ``[P]``, and each row's entropy ``[R]``.
+
+    Args:
+        logits: ``[R, V]`` float32, already divided by the temperature.
+        rows: ``[P]`` int64.
+        targets: ``[P]`` int64.
+        entropy_gradient: Whether the entropy is differentiable too.
+    """
+    function = _LogProbsAndEntropy if entropy_gradient else _LogProbs
+    return function.apply(logits, rows, targets)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Where the rows lie, for attention."""
+
+    gather: tuple[Tensor, ...]
+    """For each bucket ``[n, L]``: the token of each slot (0 where padded)."""
+    slots: Tensor
+    """``[N]``; for each token its slot among those of all buckets, in order."""
+
+
+def supports_packing(model: nn.Module) -> bool:
+    """Return whether packed rows give what the model gives for each row alone."""
+    config: Any = model.config
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        getattr(model, "_supports_attention_backend", False)
+        and "logits_to_keep" in inspect.signature(model.forward).parameters
+        and layer_types == {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and not getattr(config, "attn_logit_softcapping", None)
+    )
+
+
+def install_packed_attention(model: nn.Module) -> None:
+    """Make the model use packed attention."""
+    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
+    model.set_attn_implementation(PACKED_ATTENTION)  # type: ignore[operator]
+
+
+def packed_layout(lengths: Sequence[int], device: torch.device) -> PackedRows:
+    """Return where rows of these lengths lie; rows whose lengths differ little share a bucket."""
+    starts = np.cumsum([0, *lengths])
+    by_size: dict[int, list[int]] = {}
+    for i, length in enumerate(lengths):
+        by_size.setdefault(-(-length // 128), []).append(i)
+    gather, slots, first = [], np.empty(starts[-1], dtype=np.int64), 0
+    for _, rows in sorted(by_size.items()):
+        width = max(lengths[i] for i in rows)
+        index = np.zeros((len(rows), width), dtype=np.int64)
+        for n, i in enumerate(rows):
+            index[n, : lengths[i]] = np.arange(starts[i], starts[i + 1])
+            slots[starts[i] : starts[i + 1]] = first + n * width + np.arange(lengths[i])
+        gather.append(torch.from_numpy(index).to(device))
+        first += index.size
+    return PackedRows(tuple(gather), torch.from_numpy(slots).to(device))
+
+
+def packed_forward(model: nn.Module, rows: Sequence[IntArray], keep: Tensor) -> Tensor:
+    """Return the logits ``[K, V]`` after the tokens ``keep`` ``[K]`` of the packed rows."""
+    lengths = [len(row) for row in rows]
+    tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(keep.device)
+    positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(keep.device)
+    out = model(
+        input_ids=tokens[None],
+        position_ids=positions[None],
+        logits_to_keep=keep,
+        use_cache=False,
+        packed_rows=packed_layout(lengths, keep.device),
+    )
+    return out.logits[0]  # type: ignore[no-any-return]
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed_rows: PackedRows | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attend within rows; ``[1, H, N, D]`` in, ``[1, N, H, D]`` out."""
+    if packed_rows is None or any(kwargs.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
+        raise NotImplementedError(
+            f"{type(module).__name__} asks more of attention than packing has"
+        )
+    outs = []
+    for index in packed_rows.gather:
+        q, k, v = (t[0].transpose(0, 1)[index].transpose(1, 2) for t in (query, key, value))
+        out = scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outs)[packed_rows.slots][None], None

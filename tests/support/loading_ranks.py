@@ -27,8 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rollart_core.runtime.host import die_with_parent
 from rollart_core.training import distributed
-from rollart_core.training.loading import load_model, load_on_device
-from rollart_core.training.recompute import recompute_activations
+from rollart_core.training.loading import load_model, load_on_device, recompute_activations
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rollart_core.scheduling.events import StopRun
 from rollart_core.store.journal import Journal
-from rollart_core.training.history import History, Series
+from rollart_view.diagnosis.history import History, Series
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

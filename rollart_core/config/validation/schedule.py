@@ -1,7 +1,7 @@
 """What must hold between a learning rate schedule and the rest of a run config.
 
 Takes: a RunConfig. Gives: problems; and the ``trainer`` section with the end of its schedule filled
-in. Never: computes a learning rate (:mod:`rollart_core.training.schedule` does).
+in. Never: computes a learning rate (:mod:`rollart_core.training.optimizer` does).
 """
 
 from __future__ import annotations

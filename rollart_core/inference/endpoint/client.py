@@ -5,7 +5,8 @@
               +--------------------------------- num_retries times
 
 Takes: a path below ``base_url`` and a body. Gives: the answer as JSON, or an
-:class:`~rollart_core.errors.EndpointError` that says which boundary was crossed. Never: shows the
+:class:`~rollart_core.errors.EndpointError` that says which boundary was crossed and, from the
+status and the body in any of the shapes that servers use, of which kind it is. Never: shows the
 key, follows a redirect with it, or sends more while the server has asked to be left alone.
 """
 
@@ -15,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,8 +24,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rollart_core.errors import ConfigError, EndpointError, first_line
-from rollart_core.inference.endpoint.errors import fault
+from rollart_core.errors import ConfigError, EndpointError, FaultKind, first_line
 from rollart_core.inference.endpoint.retry_after import backoff, requested_wait_s
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses that may pass when the same is asked again."""
+_OVERFLOW = re.compile(
+    r"context[ _-]?(length|window|size)|max_model_len|maximum (model|input|sequence) length"
+    r"|(prompt|input) is too long|too many tokens",
+    re.IGNORECASE,
+)
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +258,57 @@ class EndpointClient:
                 trust_env=urlsplit(self.server.base_url).hostname not in _LOOPBACK,
             )
         return self._http
+
+
+def fault(status: int, body: bytes, *, where: str, secret: str = "") -> EndpointError:
+    """Return what an answer that is no success means.
+
+    Args:
+        status: HTTP status, 300 or more.
+        body: What came with it.
+        where: The URL that was asked.
+        secret: An API key, which some servers repeat; it is left out.
+    """
+    said, codes = _said(body)
+    if secret:
+        said = said.replace(secret, "***")
+    kind = _kind(status, said, codes)
+    message = f"{where} answers {status}" + (f": {said}" if said else "")
+    again = status in AGAIN and kind != "quota"
+    return EndpointError(message, kind=kind, status=status, retryable=again)
+
+
+def _kind(status: int, said: str, codes: set[str]) -> FaultKind:
+    if codes & _SPENT or status == 402:
+        return "quota"
+    if status in (401, 403):
+        return "key"
+    if status in (400, 413, 422) and (codes & _OVERFLOW_CODES or _OVERFLOW.search(said)):
+        return "overflow"
+    if status == 404:
+        return "missing"
+    if status == 429:
+        return "rate"
+    return "refused" if status < 500 else "server"
+
+
+def _said(body: bytes) -> tuple[str, set[str]]:
+    """Return the message of an error body and its codes.
+
+    Bodies are ``{"error": {"message", "type", "code"}}`` (OpenAI), the same without ``error``
+    (older vLLM), ``{"detail": ...}`` (FastAPI), or text.
+    """
+    text = body.decode("utf-8", "replace")
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return first_line(re.sub(r"<[^>]*>", " ", text)), set()
+    if not isinstance(found, Mapping):
+        return first_line(text), set()
+    inner = found.get("error")
+    if isinstance(inner, str):
+        return first_line(inner), set()
+    fields = inner if isinstance(inner, Mapping) else found
+    message = fields.get("message", fields.get("detail", ""))
+    codes = {str(fields[k]) for k in ("code", "type") if fields.get(k) is not None}
+    return first_line(message if isinstance(message, str) else json.dumps(message)), codes

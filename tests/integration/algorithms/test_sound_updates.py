@@ -30,8 +30,8 @@ from rollart_algorithms.sft import SFT
 from rollart_algorithms.topr import TOPR
 from rollart_core.contracts.algorithm import Algorithm, LossBatch
 from rollart_core.errors import ConfigError
-from rollart_core.training.logprobs import logprobs as logprobs_of
 from rollart_core.training.mixture import AlgorithmMix
+from rollart_core.training.policy import logprobs as logprobs_of
 from rollart_core.types import Group
 from rollart_testing import assert_checks, check_algorithm
 
@@ -292,8 +292,7 @@ def test_what_was_cut_off_is_not_taken_for_an_end() -> None:
 
 
 def test_the_sampled_entropy_is_that_of_all_tokens() -> None:
-    from rollart_core.training.batch import make_rows
-    from rollart_core.training.batch_metrics import batch_metrics
+    from rollart_core.training.batch import batch_metrics, make_rows
 
     groups = [
         group([trajectory(0.0, inference=[log(0.5)]), trajectory(1.0, inference=[log(0.5)])], "g0"),

@@ -39,7 +39,6 @@ MAY_BE_HEAVY = (
     "rollart_core.models.",
     "rollart_bench.",
     "rollart_cpu.",
-    "rollart_core.gateway.http_heads",
     "rollart_core.gateway.http",
     "rollart_ray.",
     "rollart_view.",

@@ -26,7 +26,7 @@ from rollart_core.contracts.spec import CommandSpec
 from rollart_core.errors import TooManyFailures
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
-from rollart_core.plugins.specs import RESERVED_COMMANDS
+from rollart_core.plugins.manager import RESERVED_COMMANDS
 from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.store.audit import audit
 from rollart_core.store.journal import Journal

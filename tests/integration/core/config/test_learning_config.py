@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.config.validation.vocabulary import vocabulary_fault
+from rollart_core.config.validation.plugins import vocabulary_fault
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.inference import InferenceEngineSpec

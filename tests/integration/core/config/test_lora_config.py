@@ -9,7 +9,7 @@ import pytest
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import ResolvedRun, resolve_run
-from rollart_core.config.validation import lora as config_lora
+from rollart_core.config.validation import plugins as validation
 from rollart_core.errors import ConfigError
 
 NEW = ("model={kind: new}", "warm_start={until_success: 0.5}")
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 def resolve(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     """Resolve a config with adapters, and overrides."""
     found = importlib.util.find_spec
-    monkeypatch.setattr(config_lora, "find_spec", lambda name: found("json"))
+    monkeypatch.setattr(validation, "find_spec", lambda name: found("json"))
     path = tmp_path / "x.yaml"
     path.write_text(
         f"env: toy/Bandit-v1\nmodel: {model}\nstop: {{batches: 2}}\nlora: {{rank: 2}}\n"
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_in_one_line(resolve, model, overrides, said):
 
 
 def test_without_peft_it_says_how_to_get_it(resolve, monkeypatch):
-    monkeypatch.setattr(config_lora, "find_spec", lambda name: None)
+    monkeypatch.setattr(validation, "find_spec", lambda name: None)
     assert refused(resolve) == "lora: peft is missing: pip install 'rollart[lora]'"
 
 

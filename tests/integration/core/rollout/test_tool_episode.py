@@ -15,7 +15,7 @@ from rollart_core.rollout.env_pool import EnvPool, LocalWorker
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.rollout.text_conversation import TextConversation
-from rollart_core.training.demonstrations import demonstrations
+from rollart_core.training.warm_start import demonstrations
 from rollart_core.types import FailureKind, Task, Ticket
 
 ENV = "support.tool_clerk:Adding"

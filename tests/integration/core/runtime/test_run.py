@@ -24,10 +24,10 @@ from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.runtime.launch import launch
-from rollart_core.scheduling.holdout import hold_out
+from rollart_core.scheduling.tasks import hold_out
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
-from rollart_core.training.diagnosis import diagnose
+from rollart_view.diagnosis.diagnose import diagnose
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(tmp_path):

@@ -15,10 +15,8 @@ from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, ModelShape, Placement, Pool
 from rollart_core.errors import ConfigError
 from rollart_core.inference.router import Router
-from rollart_core.runtime import planning
 from rollart_core.runtime.launch import launch
-from rollart_core.runtime.placement import workloads_of
-from rollart_core.runtime.planning import RunPlan
+from rollart_core.runtime.placement import RunPlan, workloads_of
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.types import Task, Ticket, Trajectory, Turn
 from rollart_testing.modelled_engine import ModelledEngine
@@ -105,7 +103,7 @@ def test_a_run_is_planned_again_with_what_was_measured():
 
 def test_workloads_as_declared_are_planned_once():
     started = Started(resolved())
-    declared = planning.workloads_of(resolved())[LAKE]
+    declared = workloads_of(resolved())[LAKE]
     same = trajectory(LAKE, round(declared.prefill_tokens), round(declared.decode_tokens))
     turns = same.turns * round(declared.turns)
     grown = tuple(
@@ -131,7 +129,7 @@ def test_a_plan_that_cannot_be_changes_nothing(monkeypatch, error: Exception, sa
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr(planning, "place", refuse)
+    monkeypatch.setattr("rollart_core.runtime.placement.place", refuse)
     asyncio.run(started.play(read_and_write(80)))
     assert [kind for kind, _ in started.events][:2] == ["plan", "plan_kept"]
     assert started.events[1][1]["error"] == said

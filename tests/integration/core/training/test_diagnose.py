@@ -20,9 +20,9 @@ from rollart_core.cli import main
 from rollart_core.cli.progress import report_table
 from rollart_core.scheduling.events import StopRun
 from rollart_core.store.journal import Journal
-from rollart_core.training.diagnosis import diagnose, find
-from rollart_core.training.findings import ADVICE
-from rollart_core.training.history import BUSY, read_history
+from rollart_view.diagnosis.diagnose import diagnose, find
+from rollart_view.diagnosis.findings import ADVICE
+from rollart_view.diagnosis.history import BUSY, read_history
 
 Run = Callable[..., tuple[int, str, str]]
 

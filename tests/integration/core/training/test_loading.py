@@ -17,11 +17,9 @@ from support.small_models import save_model, small_mixture
 from torch import nn
 
 from rollart_core.errors import ConfigError
-from rollart_core.models.tensor_files import TensorFiles
-from rollart_core.models.weights import weight_files
-from rollart_core.training import recipes as recipes_module
-from rollart_core.training.loading import empty_model, load_model
-from rollart_core.training.recipes import Unfit, recipes
+from rollart_core.models.weights import TensorFiles, weight_files
+from rollart_core.training import loading
+from rollart_core.training.loading import Unfit, empty_model, load_model, recipes
 
 
 def filled(path: str, num_ranks: int) -> nn.Module:
@@ -66,7 +64,7 @@ def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
 def test_rows_of_ranks_are_the_whole_model(
     tmp_path: Path, architecture: str, num_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipes_module, "BLOCK_BYTES", 1000)  # several rows, not all
+    monkeypatch.setattr(loading, "BLOCK_BYTES", 1000)  # several rows, not all
     path = (
         small_mixture(tmp_path) if architecture == "mixture" else save_model(tmp_path, architecture)
     )

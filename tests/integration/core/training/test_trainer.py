@@ -25,6 +25,7 @@ from rollart_core.contracts.forward_pass import ForwardPassSpec
 from rollart_core.errors import ConfigError, TrainingDiverged
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
+from rollart_core.training.loading import recompute_activations
 from rollart_core.training.policy import (
     ForwardSettings,
     Kernels,
@@ -33,7 +34,6 @@ from rollart_core.training.policy import (
     Policy,
     new_policy,
 )
-from rollart_core.training.recompute import recompute_activations
 from rollart_core.training.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
 from rollart_cpu.training.native import native_ops

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from support.webshop_expert import SMALL, buy_like_an_expert
 
-from rollart_core.scheduling.holdout import hold_out
+from rollart_core.scheduling.tasks import hold_out
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.config import WebShopConfig
 from rollart_envs.webshop.generate import ATTRIBUTES, BRANDS, FINISHES, HOWS, KINDS, generate

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rollart_core.cli import build_app
+from rollart_core.cli import new as render
 from rollart_core.cli import package_names as names
-from rollart_core.cli import scaffold as render
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins

@@ -3,7 +3,7 @@
 import pytest
 
 from rollart_core.config.load import validate
-from rollart_core.config.validation.algorithm import algorithm_problems, algorithm_warnings
+from rollart_core.config.validation.plugins import algorithm_problems, algorithm_warnings
 
 BASE = {"env": "toy/FrozenLake-v1", "model": {"kind": "new"}, "stop": {"batches": 1}}
 

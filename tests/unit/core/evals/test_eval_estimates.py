@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rollart_core.evals.estimates import ks_of, pass_at_k, pass_estimates
+from rollart_core.evals.cells import ks_of, pass_at_k, pass_estimates
 from rollart_core.store.estimates import clustered_mean, clustered_share, wilson
 
 

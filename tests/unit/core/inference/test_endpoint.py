@@ -3,8 +3,7 @@
 import pytest
 from tenacity import RetryCallState, Retrying
 
-from rollart_core.inference.endpoint.client import EndpointServer
-from rollart_core.inference.endpoint.errors import fault
+from rollart_core.inference.endpoint.client import EndpointServer, fault
 from rollart_core.inference.endpoint.retry_after import LONGEST_WAIT_S, backoff, requested_wait_s
 
 NOON_S = 1_700_000_000.0

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from rollart_core.cli.progress import report_table
 from rollart_core.contracts.hardware import Placement
-from rollart_core.runtime.env_reports import reasons_for
-from rollart_core.store.totals import Totals
+from rollart_core.runtime.report import reasons_for
+from rollart_core.store.metrics import Totals
 from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory
 
 NAMES = ("a/Maze-v1", "a/Maze-v1#1", "shop")

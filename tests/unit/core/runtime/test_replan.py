@@ -6,8 +6,7 @@ import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Placement, Pool
-from rollart_core.runtime.planning import as_built
-from rollart_core.runtime.replan import Replanner
+from rollart_core.runtime.placement import Replanner, as_built
 from rollart_core.types import Task, Ticket, Trajectory, Turn
 
 DECLARED = {"a/A-v1": Workload(100, 50, 1, 0.0), "b/B-v1": Workload(100, 50, 1, 0.0)}

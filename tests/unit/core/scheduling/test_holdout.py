@@ -6,8 +6,7 @@ from itertools import islice
 import pytest
 
 from rollart_core.errors import ConfigError
-from rollart_core.scheduling.holdout import hold_out
-from rollart_core.scheduling.tasks import TaskSource, held_out_tasks
+from rollart_core.scheduling.tasks import TaskSource, held_out_tasks, hold_out
 
 ENV = "fake/Env-v0"
 

@@ -12,8 +12,12 @@ from rollart_core.config.load import validate
 from rollart_core.config.resolve import resolve_run
 from rollart_core.config.run import RunConfig
 from rollart_core.errors import ConfigError, TrainerLost
-from rollart_core.runtime.trained_model import ModelDependencies, TrainedModel
-from rollart_core.runtime.validator import Validator, ValidatorDependencies
+from rollart_core.runtime.validator import (
+    ModelDependencies,
+    TrainedModel,
+    Validator,
+    ValidatorDependencies,
+)
 from rollart_core.scheduling.evaluate import EvaluationResult
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.scheduling.tasks import TaskSource, TaskSourceState

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollart_core.config.run import Trainer
-from rollart_core.training.clipping import Clipping, make_clipping
+from rollart_core.training.optimizer import Clipping, make_clipping
 
 
 def clipping(grad_clip: float = 1e9, **clip: object) -> Clipping:

@@ -4,7 +4,7 @@ import pytest
 from support.chat_templates import tokenizer_with
 
 from rollart_core.errors import ConfigError, EnvironmentFailure
-from rollart_core.training.demonstrations import demonstrations, env_corpus
+from rollart_core.training.warm_start import demonstrations, env_corpus
 from rollart_core.types import Task
 
 

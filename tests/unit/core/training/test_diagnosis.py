@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.metric_series import FAULTS, HEALTHY, Curve, Run, collapse, healthy
 
-from rollart_core.training.diagnosis import diagnose, find
-from rollart_core.training.findings import ADVICE, KINDS
-from rollart_core.training.history import BUSY, Series
-from rollart_core.training.series import (
+from rollart_view.diagnosis.diagnose import diagnose, find
+from rollart_view.diagnosis.findings import ADVICE, KINDS
+from rollart_view.diagnosis.history import BUSY, Series
+from rollart_view.diagnosis.series import (
     find_fall,
     last_run_above,
     mostly_above,

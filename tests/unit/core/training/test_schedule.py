@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rollart_core.config.run import AsyncRun, Trainer
 from rollart_core.config.trainer import Schedule
 from rollart_core.config.validation.schedule import schedule_problems, trainer_section
-from rollart_core.training.schedule import lr_factor
+from rollart_core.training.optimizer import lr_factor
 
 
 def factors(num: int, warmup: int = 0, **keys: object) -> list[float]:

@@ -1,18 +1,20 @@
-"""Extra modules: what an algorithm trains beside the policy, such as a critic.
+"""Models of a trainer besides the policy: extra modules, such as a critic, and the reference.
 
     samples --> backbone (the policy's own forward, or a second model) --> last hidden states [K, H]
                                                                               |
                                         head of each module (float32) --------+--> [K]
 
-Takes: the modules of an algorithm, and the policy. Gives: what they say of loss tokens, with
-gradient for a loss and without for a signal; their own AdamW; tensors for checkpoints. Never: is
-published: engines know nothing of it.
+Takes: the modules of an algorithm, the policy, and what of it is trained. Gives: what extra modules
+say of loss tokens, with gradient for a loss and without for a signal; their own AdamW; the
+reference as a policy; tensors for checkpoints. Never: is published: engines know nothing of it. The
+reference is never trained.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,14 @@ from torch import Tensor, nn
 from rollart_core.config.run import Trainer as TrainerConfig
 from rollart_core.config.trainer import NormClip
 from rollart_core.config.training import Critic
+from rollart_core.config.training import Reference as ReferenceConfig
 from rollart_core.training import checkpoint, distributed
+from rollart_core.training.loading import check_vocabulary
+from rollart_core.training.lora import LoRAWeights
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.training.policy import Policy
 from rollart_core.training.signals import computed_rows
+from rollart_core.training.trained import TrainedWeights
 from rollart_core.types import FloatArray, Sample
 
 
@@ -162,3 +168,70 @@ class ExtraModules:
             for name, p in self._backbone.model.named_parameters(remove_duplicate=True):
                 found[f"backbone.{name}"] = p
         return found
+
+
+class ReferencePolicy:
+    """The weights as they are when it is first asked for, or the model that a config names.
+
+    With LoRA the weights of then are the base with other adapters, and need no second model; no
+    more does the base itself, where the config names it.
+
+    Args:
+        policy: The policy.
+        weights: What of it is trained.
+        load: From a model's path (None: the policy's own) to a policy.
+        named: The ``reference`` section.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        weights: TrainedWeights,
+        *,
+        load: Callable[[str | None], Policy],
+        named: ReferenceConfig | None,
+    ) -> None:
+        self._policy, self._weights = policy, weights
+        self._load, self._named = load, named
+        self._other: Policy | None = None
+        self._adapters: dict[str, Tensor] | None = None
+
+    def begin(self) -> None:
+        """Take note of the weights of now; only the first call counts."""
+        if self._other is not None or self._adapters is not None:
+            return
+        named, weights = self._named, self._weights
+        if isinstance(weights, LoRAWeights) and (not named or named.path == weights.base_path):
+            self._adapters = weights.none() if named else weights.now()
+        else:
+            self._other = self._second_model()
+
+    @contextmanager
+    def in_place(self) -> Iterator[Policy]:
+        """Give the reference as a policy, for as long as no other is asked for logprobs."""
+        self.begin()
+        if self._other is not None:
+            yield self._other
+            return
+        assert isinstance(self._weights, LoRAWeights)
+        assert self._adapters is not None
+        with self._weights.holding(self._adapters):
+            yield self._policy
+
+    def kept(self) -> checkpoint.State:
+        """Return what a checkpoint keeps of it, once it has begun; to be saved, or loaded into."""
+        if self._other is not None:
+            return {"reference": checkpoint.named_tensors(self._other.model)}
+        return {} if self._adapters is None else {"reference": self._adapters}
+
+    def _second_model(self) -> Policy:
+        named = self._named
+        other = self._load(named.path if named else None)
+        if named:
+            check_vocabulary(self._policy.model, other.model, named.path)
+        with torch.no_grad():
+            now = {} if named else checkpoint.named_tensors(self._policy.model)
+            for name, kept in checkpoint.named_tensors(other.model).items():
+                kept.copy_(now.get(name, kept))
+        other.model.requires_grad_(False)
+        return other

@@ -1,7 +1,7 @@
 """``rollart diagnose``: what happened in a run, and what to change.
 
 Takes: a run directory, of a run that has ended or goes on. Gives: text or JSON. Never: judges;
-``training/diagnosis.py`` does.
+:mod:`rollart_view.diagnosis.diagnose` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from rollart_core.cli.output import print_json, visible
 
 if TYPE_CHECKING:
-    from rollart_core.training.findings import Diagnosis, Finding
+    from rollart_view.diagnosis.findings import Diagnosis, Finding
 
 
 def diagnose(
@@ -28,7 +28,7 @@ def diagnose(
 
     Example: rollart diagnose runs/webshop-20260101-120000
     """
-    from rollart_core.training.diagnosis import diagnose as diagnosed
+    from rollart_view.diagnosis.diagnose import diagnose as diagnosed
 
     found = diagnosed(run_dir)
     if as_json:

@@ -1,10 +1,10 @@
 """``rollart diagnose``: what happened in a run, in words, with the config keys to change.
 
-Takes: a run directory. Gives: a :class:`~rollart_core.training.findings.Diagnosis`. Never:
+Takes: a run directory. Gives: a :class:`~rollart_view.diagnosis.findings.Diagnosis`. Never:
 changes a run.
 
 What follows a lasting collapse is its consequence: the other detectors
-(:mod:`rollart_core.training.detectors`) then look only at the batches before it.
+(:mod:`rollart_view.diagnosis.detectors`) then look only at the batches before it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rollart_core.training.detectors import DETECTORS, MIN_BATCHES
-from rollart_core.training.findings import ADVICE, Advice, Diagnosis, Finding, Kind
-from rollart_core.training.history import History, Measure, read_history
-from rollart_core.training.series import FALL_SHARE, Fall, find_fall, smoothed
+from rollart_view.diagnosis.detectors import DETECTORS, MIN_BATCHES
+from rollart_view.diagnosis.findings import ADVICE, Advice, Diagnosis, Finding, Kind
+from rollart_view.diagnosis.history import History, Measure, read_history
+from rollart_view.diagnosis.series import FALL_SHARE, Fall, find_fall, smoothed
 
 _HIDES: dict[Kind, frozenset[Kind]] = {
     "plateau": frozenset({"vanishing_signal", "reward_hacking", "overfitting"}),

@@ -1,10 +1,10 @@
 """What can go wrong in a run, one detector each.
 
-Takes: a :class:`~rollart_core.training.history.History`. Gives: a finding, or None. Never: reads
+Takes: a :class:`~rollart_view.diagnosis.history.History`. Gives: a finding, or None. Never: reads
 a file.
 
 A detector asks whether an effect is certain (in units of the series' own noise,
-:mod:`rollart_core.training.series`), and whether it is large enough to matter (the constants
+:mod:`rollart_view.diagnosis.series`), and whether it is large enough to matter (the constants
 below, each with its reason).
 """
 
@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 
 from rollart_core.store.estimates import wilson
-from rollart_core.training.findings import ADVICE, Finding, Kind
-from rollart_core.training.history import BUSY, History, Series
-from rollart_core.training.series import (
+from rollart_view.diagnosis.findings import ADVICE, Finding, Kind
+from rollart_view.diagnosis.history import BUSY, History, Series
+from rollart_view.diagnosis.series import (
     CERTAIN_Z,
     FloatArray,
     last_run_above,

@@ -1,7 +1,7 @@
 """The course of a run as arrays: what its journal says of each policy_version.
 
 Takes: a run directory, of a run that goes on, has ended or was killed. Gives: a :class:`History`.
-Never: judges; :mod:`rollart_core.training.diagnosis` does.
+Never: judges; :mod:`rollart_view.diagnosis.diagnose` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.store.tables import ROLLED_BACK, OutcomeRow
-from rollart_core.training.series import FloatArray
+from rollart_view.diagnosis.series import FloatArray
 
 IntArray = npt.NDArray[np.int64]
 
