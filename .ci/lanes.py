@@ -90,6 +90,8 @@ ENGINE = ("tests/docker/engine", "run")
 BENCH = ("tests/bench", "plugins/rollart_bench")
 """Benchmarks are found by the files in their folder; no import names them."""
 TWO = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
+STATISTICS = "--hypothesis-show-statistics"
+"""Prints how many examples each property test really tried, at the end of the lane's log."""
 BUILD_AND_CHECK = (
     'dist=$(mktemp -d) && trap "rm -rf $dist" EXIT && '
     ".venv/bin/python -m build --outdir $dist && .ci/check-dist $dist"
@@ -160,7 +162,7 @@ ON_REQUEST = (
     Lane(
         "long",
         (
-            (*pytest("nightly and not docker"), *TWO),
+            (*pytest("nightly and not docker", STATISTICS), *TWO),
             (*ENGINE, *pytest("nightly and docker")),  # one after another: they count containers
         ),
         needs=(WHEELS, ADAPTERS, AGENTS),
@@ -168,7 +170,7 @@ ON_REQUEST = (
     ),
     Lane(
         "properties",
-        ((*pytest("hypothesis"), *TWO),),
+        ((*pytest("hypothesis", STATISTICS), *TWO),),
         slots=2,
         variables=("ROLLART_TEST_EXAMPLES=random",),
     ),

@@ -132,7 +132,8 @@ def wilson_interval(p: float, n: float) -> tuple[float, float]:
     """Return Wilson's 95% score interval of a share among ``n``, which need not be whole."""
     centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
     spread = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n * n)) / (1 + Z_95**2 / n)
-    return max(0.0, centre - spread), min(1.0, centre + spread)
+    # The share itself is inside, also where rounding says otherwise (p = 0 or 1).
+    return max(0.0, min(p, centre - spread)), min(1.0, max(p, centre + spread))
 
 
 def _means(by_task: Mapping[object, Sequence[float]]) -> dict[object, float]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from rollart_core.rollout import loop
 from rollart_envs.swe.repair_judge import Report, judge_patch
 from rollart_envs.swe.repository import base_tree
@@ -36,6 +38,8 @@ class Attack:
     """Of the module under test."""
     files: dict[str, str]
     """Further files, by their paths in the repository."""
+    needs: str
+    """A package besides pytest's that it imports; empty: none."""
 
 
 @cache
@@ -56,10 +60,12 @@ def _read(path: Path) -> Attack:
     assert runners is not None, f"{path} names no runners"
     found = re.search(r"^Style: (\w+)$", rest, re.MULTILINE)
     style = found[1] if found else "plain"
+    needs = re.search(r"^Needs: (\w+)$", rest, re.MULTILINE)
     source, *parts = _FILE.split(text)
     bodies = [re.sub(r"^#\|? ?", "", part, flags=re.MULTILINE) for part in parts[1::2]]
     files = dict(zip(parts[::2], bodies, strict=True))
-    return Attack(path.stem, effect, tuple(runners[1].split()), style, source, files)
+    named = tuple(runners[1].split())
+    return Attack(path.stem, effect, named, style, source, files, needs[1] if needs else "")
 
 
 _TESTS = {
@@ -118,6 +124,7 @@ _IDS = {
     "django": "test_{0} (tests.test_shapes.TestShapes.test_{0})",
 }
 READING = "def text_of(path):\n    with open(path) as file:\n        return file.read()\n"
+LINTING = "import py\n\n\ndef text_of(path):\n    return py.path.local(path).read()\n"
 GOLD = {"shapes/__init__.py": FIX["shapes/__init__.py"]}
 
 
@@ -127,7 +134,8 @@ class Bench:
     def __init__(self, folder: Path, sandbox: object = "bubblewrap") -> None:
         in_box = sandbox == "bubblewrap"
         self.boxes = sandbox_source(sandbox)  # type: ignore[arg-type]
-        self.packages = pytest_packages(folder / "packages") if in_box else None
+        needed = sorted({attack.needs for attack in attacks().values() if attack.needs})
+        self.packages = pytest_packages(folder / "packages", *needed) if in_box else None
         self.repos = {name: folder / name for name in RUNNERS}
         self.tasks = {name: self._task(name) for name in RUNNERS}
 
@@ -138,7 +146,7 @@ class Bench:
         tests = _TESTS if name == "sympy" else _CLASSES
         write(folder, {**SHAPES, "tests/test_shapes.py": tests["base"]})
         write(folder, {"bin/test": _BIN_TEST, "tests/runtests.py": _RUNTESTS})
-        write(folder, {"shapes/reading.py": READING})
+        write(folder, {"shapes/reading.py": READING, "shapes/linting.py": LINTING})
         write(folder, {"tests/cases.json": '{"area": [[2, 3, 6], [3, 4, 12]]}\n'})
         for program in ("bin/test", "tests/runtests.py"):
             (folder / program).chmod(0o755)
@@ -201,7 +209,9 @@ class Bench:
         return diff(self.repos[runner] / "acme__shapes", files)
 
     def attacked(self, name: str, runner: str) -> Report:
-        """Judge an attack."""
+        """Judge an attack; skip it if what it imports is not there."""
         attack = attacks()[name]
+        if attack.needs and self.packages is None:
+            pytest.skip(f"the image has no {attack.needs}")
         files = {"shapes/__init__.py": attack.source, **attack.files}
         return self.judged(runner, self.patch(runner, files), style=attack.style)

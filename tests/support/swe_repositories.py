@@ -88,16 +88,21 @@ def shapes_task(repos: Path, framework: str = "unittest", **extra: object) -> di
     }
 
 
-def pytest_packages(folder: Path) -> Path:
-    """Copy pytest and what it needs to where a box may read it."""
+def pytest_packages(folder: Path, *further: str) -> Path:
+    """Copy pytest, what it needs and further packages to where a box may read them."""
     folder.mkdir(mode=0o755)
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+    needed = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+    for name in (*needed, *further):
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.origin is not None
-        shutil.copytree(Path(spec.origin).parent, folder / name)
+        ignored = shutil.ignore_patterns("tests", "__pycache__")
+        shutil.copytree(Path(spec.origin).parent, folder / name, ignore=ignored)
         if name == "pytest":
             shutil.copy(Path(spec.origin).parent.parent / "py.py", folder)
+        libraries = Path(spec.origin).parents[1] / f"{name}.libs"
+        if libraries.is_dir():
+            shutil.copytree(libraries, folder / libraries.name)
     site = Path(importlib.import_module("pluggy").__file__ or "").parents[1]
     (about,) = site.glob("pluggy-*.dist-info")
     shutil.copytree(about, folder / about.name)  # without it pytest loads no plugin by name

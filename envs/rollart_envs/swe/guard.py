@@ -21,10 +21,12 @@ import ast
 import functools
 import importlib.machinery
 import os
+import re
 import sys
 import threading
 import time
 import types
+import warnings  # noqa: F401  # so that it is there when its lines are hidden
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,8 @@ WORDS = {
     "__code__": ("__code__",),
     "open": ("open(", "read_text", "read_bytes"),
     "write": ("open(", "write_text", "write_bytes", "shutil", "rename", "replace(", "remove("),
+    "change": ("shutil", "rename", "replace(", "remove(", "unlink", "truncate", "link("),
+    "folder": ("dir_fd", "fwalk", "os.open("),
     "ctypes.dlopen": ("ctypes",),
     "ctypes.dlsym": ("ctypes",),
     "process": ("subprocess", "popen", "Popen", "os.system", "spawn", "fork", "multiprocessing"),
@@ -78,6 +82,7 @@ class Guard:
         base = order.get("base", {})
         self.base = {os.path.join(root, path): text for path, text in base.items()}
         self.gold = order.get("gold", "")
+        self.calls = frozenset(order.get("calls", ()))
         self.own = {os.path.join(root, path) for path in order.get("own", ())}
         self.tests = {os.path.join(root, path) for path in order.get("tests", ())}
         self.folders = tuple(os.path.join(root, p, "") for p in order.get("test_folders", ()))
@@ -153,7 +158,7 @@ class Guard:
             return
         name = arguments[1] if event.startswith("object.") else event
         if event in WRITES:
-            name = "write"
+            name = "change"
         elif event in PROCESSES:
             name = "process"
         if name not in WORDS:
@@ -170,11 +175,10 @@ class Guard:
                 self._take(arguments[2], sys._getframe(2))
             if not self._is_tests_code(arguments[0]):
                 return
-        if name == "open" and not self._is_secret(arguments[0]):
-            if not _writes(*arguments[1:3]):
-                return
-            name = "write"
-        if name == "write" and not any(map(self._was_in_tests, arguments[: WRITES.get(event, 1)])):
+        if name == "open":
+            name = self._opening(*arguments[:3])
+        changed = arguments[: WRITES.get(event, 1)]
+        if not name or (name in ("write", "change") and not any(map(self._was_in_tests, changed))):
             return
         path, code = self._responsible(sys._getframe(2), name)
         if path is None:
@@ -184,29 +188,48 @@ class Guard:
         if not unchanged and not any(word in known for word in WORDS[name]):
             self.accuse(f"{os.path.basename(path) or 'code of no file'} uses {event} ({name})")
 
+    def _opening(self, name: Any, mode: Any, flags: Any) -> str:
+        """Return the operation that opening a file is; empty: nothing that is watched.
+
+        Opening folders is watched because Python reports no folder that a path is relative to.
+        """
+        if self._is_secret(name):
+            return "open"
+        if _writes(mode, flags):
+            return "write"
+        is_path = isinstance(name, (str, bytes, os.PathLike))
+        return "folder" if mode is None and is_path and os.path.isdir(name) else ""
+
     def _responsible(self, frame: Any, name: str) -> tuple[str | None, Any]:
         """Return the file of the patch to which an operation is due, and the code there.
 
         None: it is not the patch's.
 
         The innermost frame that is the repository's decides. Libraries on the way there do what
-        they are asked, unless they are known to do it of their own accord.
+        they are asked, unless they are known to do it of their own accord. A library that reads
+        files by itself may do so if the base version or the gold patch calls the same function.
         """
-        word, own = name.rpartition(".")[2], False
+        word, own, reads, called = name.rpartition(".")[2], False, False, None
         while frame is not None:
             code = frame.f_code
             path = self.origin(code)
             if path is not None:
-                return path, code
+                return (None, None) if reads and self._has_call(path, called) else (path, code)
             name_of = code.co_filename
             if name_of[:1] != "<" and self.path(name_of).startswith(self.root + os.sep):
                 return None, None
             if _is_innocent(frame, name):
                 return None, None
-            own = own or word in code.co_names
-            frame = frame.f_back
+            own = own or (name != "open" and word in code.co_names)
+            reads = reads or (name == "open" and _reads(code))
+            called, frame = frame, frame.f_back
         nobody = not own and threading.current_thread() is not threading.main_thread()
         return ("" if nobody else None), None
+
+    def _has_call(self, path: str, called: Any) -> bool:
+        """Tell whether the base version of a file, or gold, names the function that it called."""
+        name = name_of(called)
+        return name in self.calls or name in re.findall(r"\w+", self.base.get(path, ""))
 
     def _take(self, code: types.CodeType, frame: Any) -> None:
         """Note code that the patch executes, unless it is that of a file that was there before."""
@@ -252,13 +275,15 @@ class Guard:
         )
 
     def _was_in_tests(self, name: Any) -> bool:
-        """Tell whether a path is of a file that was in a folder of tests from the beginning."""
+        """Tell whether a path is, or holds, a file that tests had from the beginning."""
         if not isinstance(name, (str, bytes, os.PathLike)):
             return False
         path = os.path.abspath(os.fsdecode(name))
         folder, base = os.path.split(path)
-        return not self.present.isdisjoint(
-            (os.path.realpath(path), os.path.join(os.path.realpath(folder), base))
+        paths = (os.path.realpath(path), os.path.join(os.path.realpath(folder), base))
+        above = tuple(os.path.join(path, "") for path in paths)
+        return not self.present.isdisjoint(paths) or any(
+            path.startswith(above) for path in (*self.tests, *self.present)
         )
 
     def _is_secret(self, name: Any) -> bool:
@@ -267,6 +292,37 @@ class Guard:
         path = os.path.realpath(os.fsdecode(name))
         memory = path.startswith("/proc/") and path.endswith(("/mem", "/maps"))
         return memory or (path.endswith(".py") and self.is_test(path))
+
+    def report_processes(self) -> None:
+        """Report processes that start without an audit event, such as multiprocessing's."""
+        try:
+            import _posixsubprocess
+        except ImportError:
+            return
+        started = _posixsubprocess.fork_exec
+
+        def fork_exec(*arguments: Any) -> Any:
+            sys.audit("os.spawn", *arguments[:2])
+            return started(*arguments)
+
+        _posixsubprocess.fork_exec = fork_exec
+
+    def hide_lines(self) -> None:
+        """Have warnings show no lines of tests: they would be read wherever stderr leads."""
+        for name in ("warnings", "_py_warnings"):
+            module = sys.modules.get(name)
+            if hasattr(module, "_formatwarnmsg_impl"):
+                module._formatwarnmsg_impl = self._without_line(module._formatwarnmsg_impl)  # type: ignore[union-attr]
+
+    def _without_line(self, shown: Callable[[Any], str]) -> Callable[[Any], str]:
+        is_test = self.is_test
+
+        def formatted(message: Any) -> str:
+            if message.line is None and is_test(str(message.filename)):
+                message.line = ""
+            return shown(message)
+
+        return formatted
 
     # Sources of tests.
 
@@ -504,6 +560,11 @@ _FRAMES = frozenset(("_getframe", "currentframe", "stack", "inspect"))
 """Names in code that asks for a frame by itself."""
 
 
+def _reads(code: types.CodeType) -> bool:
+    """Tell whether code of a package reads files by itself."""
+    return not (_OPENS.isdisjoint(code.co_names) or _is_pythons(code.co_filename))
+
+
 def _is_unnamed(code: types.CodeType) -> bool:
     """Tell whether code says that it is of no file."""
     return code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
@@ -527,13 +588,12 @@ def _is_innocent(frame: Any, name: str) -> bool:
     code: types.CodeType = frame.f_code
     path = code.co_filename
     file, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    if name == "open":  # importing a module, or showing the line that a warning is about
-        gets = code.co_name == "get_code" and path.startswith(("<frozen importlib", __file__))
-        shows = file == "warnings.py" and code.co_name.startswith("_showwarn")
-        reads = not (_OPENS.isdisjoint(code.co_names) or _is_pythons(path))
-        return gets or shows or reads or (_loads(code) and not path.startswith("<"))
+    if name == "open":  # importing a module
+        return code.co_name == "exec_module" and _loads(code)
+    if name == "folder":  # removing a folder with what it holds
+        return file == "shutil.py" or not _is_pythons(path)
     if name == "process":
-        asked = file in STARTERS or folder in STARTERS_IN
+        asked = file in STARTERS or folder in STARTERS_IN or path == __file__
         return not (asked or path.startswith("<"))
     if name == "sys._getframe":
         if file == "__init__.py" and folder == "logging":  # others get frames from it, too
@@ -574,6 +634,18 @@ def unbound(function: Any) -> Any:
     while isinstance(function, (types.MethodType, functools.partial)):
         function = function.func if isinstance(function, functools.partial) else function.__func__
     return function
+
+
+def name_of(frame: Any) -> str:
+    """Return the name by which a frame's function is called; of a class if it is one of its own."""
+    code = frame.f_code
+    name: str = code.co_name
+    if name.startswith("__") and code.co_argcount:
+        kind = type(frame.f_locals.get(code.co_varnames[0]))
+        for one in type.__dict__["__mro__"].__get__(kind):
+            if code_of(type.__dict__["__dict__"].__get__(one).get(name)) is code:
+                return str(type.__dict__["__name__"].__get__(one))
+    return name
 
 
 def code_of(member: Any) -> Any:

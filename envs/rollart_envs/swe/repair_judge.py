@@ -183,6 +183,7 @@ async def _context(
     return {
         "base": base,
         "gold": " ".join(sorted(words)),
+        "calls": sorted(set(re.findall(r"\b(\w+)\(", added))),
         "own": sorted(touched_files(task.patch)),
         "tests": sorted(tests),
         "test_folders": sorted(folders),
@@ -213,8 +214,13 @@ async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: s
 
 
 async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
+    """Apply a patch, and leave no copy of it to the tested code."""
     path = f"{workspace.scratch}/{name}.patch"
-    return await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
+    applied = await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
+    removed = await box.exec(("rm", "-f", path), timeout_s=_SMALL_S)
+    if removed.exit_code != 0:
+        raise _unfit(f"{path} cannot be removed: {_said(removed).strip()[-200:]}")
+    return applied
 
 
 async def _run(

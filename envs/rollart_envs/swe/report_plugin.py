@@ -373,6 +373,8 @@ def connected(order: dict[str, Any], lines_to: int) -> Any:
 
     guard.compile_tests()
     sys.addaudithook(guard.audit)
+    guard.report_processes()
+    guard.hide_lines()
     return guard, others, write
 
 

@@ -211,6 +211,8 @@ AREAS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", AREAS, ids=["python", "cases"])
-@pytest.mark.parametrize("name", [name for name, attack in attacks().items() if not attack.files])
+@pytest.mark.parametrize(
+    "name", [n for n, one in attacks().items() if not (one.files or one.needs)]
+)
 def test_an_attack_is_not_paid(reward: UnitTests, name: str, tests: dict[str, Any]) -> None:
     assert value(reward, attacks()[name].source, tests) == 0.0, attacks()[name].effect

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from rollart_core.cli import COMMANDS, main
@@ -99,6 +99,7 @@ def _dry_run(text: str, given_overrides: list[str]) -> None:
         path.write_text(text, encoding="utf-8", errors="replace")
         runs = f"runs_dir={folder}"
         code, out, err = _said(["run", str(path), *given_overrides, runs, "--dry-run", "--json"])
+    event(f"exit status {code}")
     assert code in (0, 1, 2), (code, err)
     assert "Traceback" not in err
     if code:
@@ -114,6 +115,7 @@ def _command_line(command: str, arguments: list[str]) -> None:
     # Only what reads: other commands would do what they are told.
     dry = ["--dry-run"] if command == "run" else []
     code, _, err = _said([command, *arguments, *dry])
+    event(f"exit status {code}")
     assert code in (0, 1, 2), (code, err)
     assert "Traceback" not in err
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.grading_attacks import GOLD, READING, Bench, attacks, pairs
+from support.grading_attacks import GOLD, LINTING, READING, Bench, attacks, pairs
 from support.sandbox_walls import IMAGE, no_bubblewrap, no_docker
 
 from rollart_core.rollout import loop
@@ -95,12 +95,23 @@ HELD_BY_THE_GUARD = [
     ("code_called_by_a_library", "sympy"),
     ("code_under_another_name", "django"),
     ("code_with_another_name", "unittest"),
+    ("constants_by_loader", "sympy"),
+    ("constants_by_rewriting", "pytest"),
     ("items_of_session", "pytest"),
     ("line_by_traceback", "sympy"),
+    ("line_by_warning", "django"),
     ("module_written_at_run_time", "django"),
     ("plugin_under_another_name", "pytest"),
+    ("source_by_a_library", "pytest"),
+    ("source_by_folder_descriptor", "sympy"),
     ("source_by_loader", "unittest"),
+    ("source_by_mmap", "django"),
+    ("source_by_numpy_memmap", "unittest"),
     ("source_by_process", "pytest"),
+    ("source_by_process_pool", "unittest"),
+    ("source_by_raw_process", "django"),
+    ("source_by_thread_pool", "sympy"),
+    ("source_in_renamed_folder", "pytest"),
     ("test_of_builtins", "pytest"),
     ("test_wrapped", "pytest"),
 ]
@@ -240,7 +251,10 @@ LIBRARIES = """
 import collections
 import dataclasses
 import logging
+import pathlib
 import platform
+import shutil
+import tempfile
 import traceback
 import uuid
 import warnings
@@ -266,6 +280,9 @@ class Rectangle:
 
 def area(w, h):
     warnings.warn("area", UserWarning, stacklevel=2)
+    folder = tempfile.mkdtemp()
+    pathlib.Path(folder, "inner").mkdir()
+    shutil.rmtree(folder)
     rectangle = Rectangle(w, h)
     weakref.finalize(rectangle, print, platform.platform(), uuid.uuid4())
     try:
@@ -279,7 +296,7 @@ def area(w, h):
 def edge(w, h):
     return 2 * sum(Size(w, h))
 """
-"""A repair whose libraries look at frames and start processes of their own accord."""
+"""A repair whose libraries look at frames, open folders and start processes by themselves."""
 
 
 @pytest.mark.parametrize("runner", ["pytest", "unittest", "sympy", "django"])
@@ -323,9 +340,24 @@ def test_code_of_the_base_may_read_sources_of_tests_that_new_code_may_not(bench,
     assert found == (("full", "") if reading else ("none", "tampered: reading.py uses open (open)"))
 
 
+@pytest.mark.parametrize("function", ["read", "readlines"])
+def test_a_library_may_read_sources_of_tests_only_by_what_the_base_calls(bench, function):
+    changed = LINTING.replace(".read()", f".{function}()").replace("return", "return 0 or")
+    files = {**GOLD, "shapes/linting.py": changed}
+    text = READS_ITSELF.replace("shapes.reading", "shapes.linting")
+    text = text.replace('"class TestShapes" in text_of(__file__)', "text_of(__file__)")
+    tests = bench.patch("pytest", {"tests/test_shapes.py": text})
+    report = bench.judged("pytest", bench.patch("pytest", files), test_patch=tests)
+    wrong = ("none", "tampered: linting.py uses open (open)")
+    found = (report.grade.resolution, report.why)
+    assert found == (("full", "") if function == "read" else wrong), report.log
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bench", EVERY, indirect=True)
-@pytest.mark.parametrize("name", [name for name, attack in attacks().items() if not attack.files])
+@pytest.mark.parametrize(
+    "name", [n for n, one in attacks().items() if not (one.files or one.needs)]
+)
 def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
     test = (
         "def check(area):\n    assert area(2, 3) == 6\n    assert area(3, 4) == 12\n\ncheck(area)\n"
@@ -344,6 +376,11 @@ def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
 
 def test_the_table_of_attacks_in_the_docs_is_whole(repo_root):
     text = (repo_root / "docs/swe.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| [\w, ]+ \| 0 \| 0 \|$", text, re.MULTILINE)
-    listed = {name: tuple(runners.split(", ")) for name, runners in rows}
-    assert listed == {name: attack.runners for name, attack in attacks().items()}
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\w, ]+) \| [\w, ]+ \| 0 \| (0|not tried) \|$", text, re.MULTILINE
+    )
+    listed = {name: (tuple(runners.split(", ")), in_docker) for name, runners, in_docker in rows}
+    assert listed == {
+        name: (attack.runners, "not tried" if attack.needs else "0")
+        for name, attack in attacks().items()
+    }

@@ -180,3 +180,10 @@ def test_the_clusters_of_webshop_are_its_products() -> None:
     assert len(set(products["test"])) == 5
     shop.reset(options={"split": "test", "task": 2})
     assert shop.goal.asin == products["test"][2]
+
+
+@pytest.mark.parametrize("n", [3, 21.7, 86.0, 127.3, 167.0, 1200.0])
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_a_share_is_inside_its_own_interval(p, n):
+    low, high = wilson_interval(p, n)
+    assert low <= p <= high
