@@ -2,8 +2,9 @@
 
 Takes: test files or folders. Gives: the repository's files that they import, directly or not,
 anywhere in their code; modules that code names in strings (``"module:Class"``,
-``"package.module"``), as plugin specs and entry points do; and the data files in the folder of each
-of these modules. Never: imports anything.
+``"package.module"``), as plugin specs and entry points do; the data files in the folder of each
+of these modules; and the modules that the manifest of a plugin package names. Never: imports
+anything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from pathlib import Path
 
 SOURCES = (".", "envs", "rewards", "algorithms", "plugins", "tests")
 """Folders that modules are imported from, as pyproject.toml has them for packages and tests."""
+MANIFEST = "rollart.yaml"
+"""The file in which a plugin package names its classes."""
 _NAME = re.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::[\w.]*)?$")
+_ENTRY_POINT = re.compile(r"\b([A-Za-z_]\w*(?:\.\w+)+):\w")
 
 
 class Closure:
@@ -51,6 +55,9 @@ class Closure:
             if path.suffix == ".py":
                 todo += self._depends_on(path)
                 todo += self._nearby(path.parent)
+            elif path.name == MANIFEST:
+                names = _ENTRY_POINT.findall(path.read_text(encoding="utf-8"))
+                todo += [file for name in names for file in self._modules(name)]
         return sorted(path.relative_to(self._root) for path in found)
 
     def _all_of(self, path: Path) -> list[Path]:

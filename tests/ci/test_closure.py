@@ -21,6 +21,8 @@ FILES = {
     "plugins/rollart_p/__init__.py": "",
     "plugins/rollart_p/plugin.py": 'SPEC = "rollart_p.engine:Engine"\n',
     "plugins/rollart_p/engine.py": "",
+    "plugins/rollart_p/rollart.yaml": "engines:\n  - entry_point: rollart_p.listed:Engine\n",
+    "plugins/rollart_p/listed.py": "",
     "tests/conftest.py": "import helper\n",
     "tests/helper.py": "",
     "tests/a/test_a.py": "def test():\n    from rollart_core.scheduling.loop import x\n",
@@ -66,6 +68,10 @@ def test_it_holds_what_entry_points_name(root: Path) -> None:
     found = closure(root, "tests/c")
     assert {"plugins/rollart_p/plugin.py", "plugins/rollart_p/engine.py"} <= found
     assert "rollart_core/other.py" not in found
+
+
+def test_it_holds_what_a_manifest_names(root: Path) -> None:
+    assert "plugins/rollart_p/listed.py" in closure(root, "tests/c")
 
 
 def test_only_a_change_inside_changes_the_fingerprint(root: Path) -> None:
