@@ -33,7 +33,7 @@ MAX_FRAME: Final = 1 << 26
 IN_FLIGHT: Final = 1 << 20
 """Most bytes of an upload that the agent has not acknowledged."""
 LENGTHS: Final = struct.Struct(">II")
-StartedEval = Callable[[Callable[[bytes], None]], None]
+OnStarted = Callable[[Callable[[bytes], None]], None]
 
 
 INSIDE: Final = (
@@ -202,7 +202,7 @@ class Connection:
             yield number
 
     async def program(
-        self, take: Callable[[bytes], None], begun: StartedEval, **header: Any
+        self, take: Callable[[bytes], None], begun: OnStarted, **header: Any
     ) -> tuple[dict[str, Any], bytes]:
         """Run a program whose stdin and stdout are a stream; return what ``exec`` returns.
 

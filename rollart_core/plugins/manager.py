@@ -3,8 +3,8 @@
 Takes: the entry points of group ``rollart``, the modules named in ``ROLLART_PLUGINS`` (comma
 separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec, as
 this release has it, and which plugin is broken and why. Never: imports the class that a spec names,
-or lets one plugin spoil another: whoever breaks a rule is *broken* and says so, and everyone else
-works.
+or lets one plugin spoil another: a plugin that breaks a rule is *broken*, with the reason; all
+others work.
 """
 
 from __future__ import annotations

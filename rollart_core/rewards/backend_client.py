@@ -50,7 +50,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class BackendClientDependencies:
-    """What a road shares with the others of its reward."""
+    """What a client shares with the others of its reward."""
 
     reward_id: str
     ledger: RewardStats

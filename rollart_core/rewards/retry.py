@@ -55,7 +55,7 @@ class _Open:
     errors: dict[int, tuple[BackendClient, Failed]]
     useless: set[BackendClient]
     """They will not do, however often they are asked."""
-    road: BackendClient
+    client: BackendClient
     """Where they were asked last."""
     num_tries: int = 0
     found: dict[int, Outcome] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class _Open:
                 self.ends_s,
                 {i: self.errors[i]},
                 set(self.useless),
-                self.road,
+                self.client,
                 num_tries=self.num_tries,
             )
             for i, request in self.requests.items()
@@ -88,7 +88,7 @@ class RetryingScorer:
 
     Args:
         reward: Which reward.
-        roads: Its backends: the first, and those to fall back to.
+        clients: Its backends: the first, and those to fall back to.
         rules: How often and how long.
         ledger: Counts.
         tell: Hears of every retry, fall-back and final failure.
@@ -97,14 +97,14 @@ class RetryingScorer:
     def __init__(
         self,
         reward: RewardRef,
-        roads: Sequence[BackendClient],
+        clients: Sequence[BackendClient],
         rules: Rules,
         *,
         ledger: RewardStats,
         tell: Tell,
     ) -> None:
         self._reward = reward
-        self._roads = roads
+        self._clients = clients
         self._rules = rules
         self._ledger = ledger
         self._tell = tell
@@ -112,7 +112,7 @@ class RetryingScorer:
     async def ask(self, requests: Sequence[RewardRequest]) -> list[Outcome]:
         """Return an outcome for each request, in order."""
         ends_s = _now_s() + self._rules.total_s
-        left = _Open(dict(enumerate(requests)), ends_s, {}, set(), self._roads[0])
+        left = _Open(dict(enumerate(requests)), ends_s, {}, set(), self._clients[0])
         found = await self._answered(left, asyncio.Lock())
         return [found[index] for index in sorted(found)]
 
@@ -136,20 +136,20 @@ class RetryingScorer:
         if not left.requests:
             return False
         async with turn:
-            road = await self._free_backend(left) if _now_s() < left.ends_s else None
-            if road is None:
+            client = await self._free_backend(left) if _now_s() < left.ends_s else None
+            if client is None:
                 return False
-            left.road = road
-            outcomes = await self._once(road, left)
-        left.num_tries += not road.is_out  # an outage is not the fault of the request
+            left.client = client
+            outcomes = await self._once(client, left)
+        left.num_tries += not client.is_out  # an outage is not the fault of the request
         unclear = self._unclear(outcomes)
         left.is_unclear = bool(unclear)
         for index, outcome in outcomes.items():
-            if index not in unclear and self._is_final(outcome, road, left):
+            if index not in unclear and self._is_final(outcome, client, left):
                 left.found[index] = outcome
                 del left.requests[index]
             if not isinstance(outcome, RewardResult):
-                left.errors[index] = (road, outcome)
+                left.errors[index] = (client, outcome)
         return bool(left.requests)
 
     def _retrying(self, left: _Open) -> AsyncRetrying:
@@ -160,7 +160,7 @@ class RetryingScorer:
         backoff = wait_random_exponential(multiplier=rules.backoff_s, max=rules.max_backoff_s)
 
         def wait_s(state: RetryCallState) -> float:
-            if left.road in left.useless:
+            if left.client in left.useless:
                 return 0.0
             state.attempt_number = max(1, left.num_tries)
             errors = [left.errors[index][1] for index in left.requests]
@@ -170,14 +170,14 @@ class RetryingScorer:
         def is_over(state: RetryCallState) -> bool:
             spent = left.num_tries >= rules.max_tries
             return (
-                spent and not left.road.is_out
+                spent and not left.client.is_out
             ) or _now_s() + state.upcoming_sleep >= left.ends_s
 
         def told(state: RetryCallState) -> None:
             self._ledger.counts["retries"] += 1
             why = first_line(str(left.errors[min(left.requests)][1]))
             wait_s = round(state.upcoming_sleep, 3)
-            self._say("reward_retry", left.road, left, why=why, wait_s=wait_s)
+            self._say("reward_retry", left.client, left, why=why, wait_s=wait_s)
 
         return AsyncRetrying(
             sleep=asyncio.sleep,
@@ -191,19 +191,19 @@ class RetryingScorer:
     async def _free_backend(self, left: _Open) -> BackendClient | None:
         """Return the first backend that may be asked; wait for one until time is up."""
         while True:
-            able = [road for road in self._roads if road not in left.useless]
-            for road in able:
-                if road.wait_s() <= 0:
-                    if road is not self._roads[0]:
+            able = [client for client in self._clients if client not in left.useless]
+            for client in able:
+                if client.wait_s() <= 0:
+                    if client is not self._clients[0]:
                         self._ledger.counts["fallbacks"] += 1
-                        self._say("reward_fallback", road, left)
-                    return road
+                        self._say("reward_fallback", client, left)
+                    return client
             if not able or _now_s() >= left.ends_s:
                 return None
-            wait_s = min(LOOK_S, left.ends_s - _now_s(), *(road.wait_s() for road in able))
+            wait_s = min(LOOK_S, left.ends_s - _now_s(), *(client.wait_s() for client in able))
             await asyncio.sleep(max(0.001, wait_s))
 
-    async def _once(self, road: BackendClient, left: _Open) -> dict[int, Outcome]:
+    async def _once(self, client: BackendClient, left: _Open) -> dict[int, Outcome]:
         """Make one call for what is open; what fails as a whole fails each request."""
         indices = list(left.requests)
         requests = tuple(left.requests.values())
@@ -214,7 +214,7 @@ class RetryingScorer:
             group=self._reward.group,
         )
         try:
-            answer = await road.ask(call)
+            answer = await client.ask(call)
         except (RewardFailure, DeadlineFailure) as e:
             return dict.fromkeys(indices, e)
         outcomes = [self._checked(result) for result in answer.results]
@@ -239,12 +239,12 @@ class RetryingScorer:
         times = Counter(map(id, failed.values()))
         return {i for i, one in failed.items() if times[id(one)] > 1 or _is_hopeless(one)}
 
-    def _is_final(self, outcome: Outcome, road: BackendClient, left: _Open) -> bool:
+    def _is_final(self, outcome: Outcome, client: BackendClient, left: _Open) -> bool:
         """Whether asking again, there or elsewhere, cannot change it."""
         if isinstance(outcome, BackendFailure):
             if _is_hopeless(outcome):
-                left.useless.add(road)
-            return all(road in left.useless for road in self._roads)
+                left.useless.add(client)
+            return all(client in left.useless for client in self._clients)
         return not isinstance(outcome, DeadlineFailure)
 
     def _given_up(self, index: int, left: _Open) -> Failed:
@@ -259,8 +259,8 @@ class RetryingScorer:
         """Return a failure that says which reward and which backend it was."""
         if isinstance(outcome, RewardResult):
             return outcome
-        road = last[0] if last else self._roads[0]
-        message = f"reward {self._reward.id} on {road.name}: {outcome}"
+        client = last[0] if last else self._clients[0]
+        message = f"reward {self._reward.id} on {client.name}: {outcome}"
         kind = DeadlineFailure if isinstance(outcome, DeadlineFailure) else RewardFailure
         named = kind(message, boundary=outcome.boundary, detail=outcome.detail)
         named.retryable = outcome.retryable
@@ -277,8 +277,8 @@ class RetryingScorer:
                 why = first_line(str(outcome))
                 self._tell("reward_failed", {**said, "tries": left.num_tries, "why": why})
 
-    def _say(self, kind: str, road: BackendClient, left: _Open, **more: object) -> None:
-        said = {"reward": self._reward.id, "backend": road.name, "tickets": left.tickets}
+    def _say(self, kind: str, client: BackendClient, left: _Open, **more: object) -> None:
+        said = {"reward": self._reward.id, "backend": client.name, "tickets": left.tickets}
         self._tell(kind, {**said, "tries": left.num_tries, **more})
 
 

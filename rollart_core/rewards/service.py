@@ -148,7 +148,7 @@ class RewardService:
         ledger, places = RewardStats(), Places(scoring.max_concurrent)
         ref = RewardRef(spec.id, reward.options, spec.group)
         parts = BackendClientDependencies(spec.id, ledger, places, self._say, scoring.hedge)
-        roads = [
+        clients = [
             BackendClient(
                 plugin.spec.id, _backend(plugin, reward, ref, try_s), _breaker(scoring), parts
             )
@@ -165,8 +165,8 @@ class RewardService:
         return RewardQueue(
             RewardQueueDependencies(
                 reward_id=spec.id,
-                roads=roads,
-                asker=RetryingScorer(ref, roads, rules, ledger=ledger, tell=self._say),
+                clients=clients,
+                asker=RetryingScorer(ref, clients, rules, ledger=ledger, tell=self._say),
                 places=places,
                 ledger=ledger,
                 needs=spec.needs,
@@ -282,7 +282,7 @@ class RewardQueueDependencies:
     """What a queue is made of."""
 
     reward_id: str
-    roads: Sequence[BackendClient]
+    clients: Sequence[BackendClient]
     asker: RetryingScorer
     places: Places
     ledger: RewardStats
@@ -329,12 +329,12 @@ class RewardQueue:
         Raises:
             ConfigError: When one cannot.
         """
-        for road in self._parts.roads:
+        for client in self._parts.clients:
             try:
-                await road.backend.open()
+                await client.backend.open()
             except ConfigError as e:
                 who = f"reward {self._parts.reward_id} on "
-                raise ConfigError(f"{'' if who in str(e) else who + road.name + ': '}{e}") from e
+                raise ConfigError(f"{'' if who in str(e) else who + client.name + ': '}{e}") from e
 
     async def score(self, request: RewardRequest) -> RewardResult:
         """Score one trajectory.
@@ -357,8 +357,8 @@ class RewardQueue:
     def gauges(self) -> Mapping[str, float]:
         """Return what there is to count now."""
         found = {"waiting": float(len(self._queue)), "in_flight": float(len(self._calls))}
-        for road in self._parts.roads:
-            found.update(road.backend.gauges())
+        for client in self._parts.clients:
+            found.update(client.backend.gauges())
         return found
 
     async def close(self) -> None:
@@ -373,8 +373,8 @@ class RewardQueue:
         for asked in self._queue:
             asked.results.cancel()
         self._queue.clear()
-        for road in self._parts.roads:
-            await road.backend.close()
+        for client in self._parts.clients:
+            await client.backend.close()
 
     async def _ask(self, requests: tuple[RewardRequest, ...], *, whole: bool) -> list[RewardResult]:
         if self._closed:

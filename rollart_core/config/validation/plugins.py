@@ -305,8 +305,8 @@ def _curriculum_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("curriculum",), message)
     if config.deterministic and config.staleness_bound > 0:
         message = (
-            "which tasks come hangs on which episodes have ended, which is a matter of time with "
-            "max_staleness above 0: deterministic: true forbids that; use one of the two"
+            "with max_staleness above 0 the next tasks depend on timing: on which episodes have "
+            "ended. deterministic: true forbids that; use one of the two"
         )
         yield Problem(("curriculum",), message)
 

@@ -179,7 +179,7 @@ def test_no_more_calls_at_once_than_there_are_places() -> None:
 
     async def use(room: RewardService) -> Any:
         score = room.scorer(reward())
-        made = room._lanes[FAKE]._parts.roads[0].backend
+        made = room._lanes[FAKE]._parts.clients[0].backend
         assert isinstance(made, FaultyBackend)
         await asyncio.gather(*(score(example_request(index=i)) for i in range(12)))
         return made.num_most

@@ -1,4 +1,4 @@
-"""Rewards in the loop: real scheduler, controller, journal and scoring room; the rest are fakes.
+"""Rewards in the loop: real scheduler, controller, journal and reward service; the rest are fakes.
 
 And one whole run, with a backend that fails in every way.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from support.clock import VirtualLoop, run_virtual
 from support.lineage_run import FakeEngines, FakeTrainer
 
 from rollart_bench import async_
@@ -64,35 +65,13 @@ def resolved(**changes: object) -> ResolvedRun:
     return resolve_run(config)
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer whenever there is nothing to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now_s = 0.0
-        selector: Any = self._selector  # type: ignore[attr-defined]
-        self._look, selector.select = selector.select, self._jump
-
-    def time(self) -> float:
-        return self._now_s
-
-    def _jump(self, timeout: float | None = None) -> Any:
-        ready = self._look(0)
-        if ready or timeout == 0:
-            return ready
-        if timeout is None:
-            return self._look(None)
-        self._now_s += timeout
-        return []
-
-
-class Seats:
+class EnvSlots:
     """Runs episodes that only take time, and counts who plays and who waits."""
 
     episode_s = 0.002
 
-    def __init__(self, room: RewardService, run: ResolvedRun) -> None:
-        self.score = room.scorer(run.envs[0].reward)
+    def __init__(self, service: RewardService, run: ResolvedRun) -> None:
+        self.score = service.scorer(run.envs[0].reward)
         self.playing = self.most_playing = self.open = self.most_open = 0
         self.rng = random.Random(0)
 
@@ -143,10 +122,10 @@ def _trajectory(ticket: Ticket, version: int, returned: float, result: RewardRes
 
 async def phase(
     run: ResolvedRun, folder: Path, hear: Callable[[str], None] | None = None
-) -> tuple[Seats, StopRun, RewardService]:
+) -> tuple[EnvSlots, StopRun, RewardService]:
     envs, trainer = RunEnvs(run), FakeTrainer(random.Random(0))
-    room = envs.scoring
-    seats = Seats(room, run)
+    service = envs.scoring
+    slots = EnvSlots(service, run)
     recorder = RunRecorder(run, folder, NobodyWatches())
     recorder.start()
 
@@ -155,29 +134,28 @@ async def phase(
         if hear is not None:
             hear(kind)
 
-    room.tell = tell
+    service.tell = tell
     source = TaskSource(ENV, "train", 64, 0)
-    parts = TrainDependencies(recorder, trainer, FakeEngines(), seats.run_episode, source, room)
+    parts = TrainDependencies(recorder, trainer, FakeEngines(), slots.run_episode, source, service)
     training = TrainPhase(run, parts)
     try:
-        await room.open()
+        await service.open()
         await training.prepare(None)
         stop = await training.execute(None)
     finally:
         await envs.close()
         recorder.close({})
-    return seats, stop, room
+    return slots, stop, service
 
 
-def train(folder: Path, **changes: object) -> tuple[Seats, StopRun, RewardService]:
+def train(folder: Path, **changes: object) -> tuple[EnvSlots, StopRun, RewardService]:
     """Train under a virtual clock: no deadline is missed for what else the machine does."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(phase(resolved(**changes), folder))
+    return run_virtual(phase(resolved(**changes), folder))
 
 
 def test_nothing_is_lost_or_scored_for_a_failure_and_every_retry_is_told(tmp_path: Path) -> None:
     scoring = {**QUICK, "backend": {"id": FAULTY, **FAULTS}, "try_s": 0.1}
-    _, stop, room = train(tmp_path, scoring=scoring)
+    _, stop, service = train(tmp_path, scoring=scoring)
     assert stop.kind == "done"
     trajectories = list(read_trajectories(tmp_path))
     finished = [t for t in trajectories if t.failure is None]
@@ -186,7 +164,7 @@ def test_nothing_is_lost_or_scored_for_a_failure_and_every_retry_is_told(tmp_pat
     assert all(t.reward == t.score for t in finished)
     with JournalReader(tmp_path) as journal:
         told = Counter(event.kind for event in journal.events())
-    (numbers,) = room.totals().values()
+    (numbers,) = service.totals().values()
     assert numbers["broken"] > 15
     assert told["reward_retry"] == numbers["retries"] == numbers["broken"]
     assert told["reward_breaker_opened"] == told["reward_breaker_closed"] >= 1
@@ -257,13 +235,13 @@ class FaultyFunction:
 def test_the_same_holds_for_a_function_behind_http(tmp_path: Path) -> None:
     function = FaultyFunction()
 
-    async def main() -> tuple[Seats, StopRun, RewardService]:
+    async def main() -> tuple[EnvSlots, StopRun, RewardService]:
         async with function.serving():
             backend = {"id": "http", "url": f"http://127.0.0.1:{function.port}"}
             scoring = {**QUICK, "backend": backend, "try_s": 1.0, "max_tries": 10}
             return await phase(resolved(scoring=scoring), tmp_path, function.hear)
 
-    _, stop, room = asyncio.run(main())
+    _, stop, service = asyncio.run(main())
     assert stop.kind == "done"
     assert {"error", "hang", "garbage"} <= set(function.faults)
     trajectories = list(read_trajectories(tmp_path))
@@ -273,7 +251,7 @@ def test_the_same_holds_for_a_function_behind_http(tmp_path: Path) -> None:
     assert all(t.reward == pytest.approx(t.score) for t in finished)
     with JournalReader(tmp_path) as journal:
         told = Counter(event.kind for event in journal.events())
-    (numbers,) = room.totals().values()
+    (numbers,) = service.totals().values()
     assert told["reward_retry"] == numbers["broken"]
     assert told["reward_breaker_opened"] >= 1
     seen = sum(function.faults[kind] for kind in FAULTY_CALLS)
@@ -296,10 +274,10 @@ def test_a_dead_backend_fails_the_trajectories_and_stops_the_run_with_its_name(
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_place_is_for_who_plays(tmp_path: Path, overlap: bool) -> None:
     scoring = {"backend": {"id": FAULTY, "mean_s": 0.03}, "overlap": overlap}
-    seats, stop, _ = train(tmp_path, scoring=scoring, stop={"batches": 3})
+    slots, stop, _ = train(tmp_path, scoring=scoring, stop={"batches": 3})
     assert stop.kind == "done"
-    assert seats.most_playing <= 4
-    assert (seats.most_open > 4) == overlap
+    assert slots.most_playing <= 4
+    assert (slots.most_open > 4) == overlap
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -315,7 +293,7 @@ def test_a_group_is_scored_whole_with_fewer_places_than_members(tmp_path: Path, 
     )
     assert config is not None, problems
     run = resolve_run(config)
-    _, stop, room = asyncio.run(phase(run, tmp_path))
+    _, stop, service = asyncio.run(phase(run, tmp_path))
     assert stop.kind == "done"
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in read_trajectories(tmp_path):
@@ -326,25 +304,25 @@ def test_a_group_is_scored_whole_with_fewer_places_than_members(tmp_path: Path, 
     for group in whole:
         ranked = sorted(group, key=lambda t: t.score or 0.0)
         assert [t.reward for t in ranked] == [0.0, 1 / 3, 2 / 3, 1.0]
-    (numbers,) = room.totals().values()
+    (numbers,) = service.totals().values()
     assert numbers["scores"] == 4 * (numbers["invocations"] - numbers["broken"])
 
 
 def test_no_group_waits_for_who_fails_after_it_was_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, rng = Seats.run_episode, random.Random(3)
+    play, rng = EnvSlots.run_episode, random.Random(3)
 
-    async def play_and_judge(seats: Seats, ticket: Ticket, start_version: int) -> Trajectory:
+    async def play_and_judge(slots: EnvSlots, ticket: Ticket, start_version: int) -> Trajectory:
         """Play, and have a teacher speak of it who now and then has nothing to say."""
-        trajectory = await play(seats, ticket, start_version)
+        trajectory = await play(slots, ticket, start_version)
         await asyncio.sleep(0.01 * rng.random())
         if trajectory.failure is not None or rng.random() > 0.2:
             return trajectory
         failure = Failure(FailureKind.INFERENCE, "teacher", "it has nothing to say")
         return Trajectory(ticket, "failed", failure=failure, start_version=start_version)
 
-    monkeypatch.setattr(Seats, "run_episode", play_and_judge)
+    monkeypatch.setattr(EnvSlots, "run_episode", play_and_judge)
     failures = {"max_retries": 2, "max_rate": 1.0}
     scoring = {"backend": {"id": FAULTY}}
     _, stop, _ = train(tmp_path, reward=GROUP, scoring=scoring, failures=failures)
@@ -357,7 +335,7 @@ def test_no_group_waits_for_who_fails_after_it_was_scored(
 def test_scores_beside_the_rollout_take_little_more_than_half_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Seats, "episode_s", 0.3)
+    monkeypatch.setattr(EnvSlots, "episode_s", 0.3)
     backend = {"id": FAULTY, "mean_s": 2.0, "sigma": 1.0, "seed": 1}
     rollout = {"groups_per_batch": 4, "group_size": 8, "max_concurrent": 16}
     took: list[float] = []

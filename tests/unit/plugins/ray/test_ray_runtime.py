@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clock import VirtualLoop
 from support.pace import scaled
 
 from rollart_core.config.load import validate
@@ -29,6 +31,15 @@ def node(address: str, **resources: float) -> Node:
 HOME = node("10.0.0.1", train=1, gen=1)
 FURTHER = node("10.0.0.2", gen=1)
 ENVS_ONLY = node("10.0.0.3")
+
+
+class HeldUpLoop(VirtualLoop):
+    """Its process can stand still for a while."""
+
+    held_up_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.held_up_s
 
 
 class Cluster:
@@ -176,6 +187,50 @@ def test_a_run_ends_with_one_line_when_nothing_can_be_started_any_more(
 
     tmp = runtime_on([HOME]).run_dir
     asyncio.run(main())
+
+
+def test_a_process_that_was_held_up_does_not_take_its_cluster_for_lost(
+    runtime_on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+
+    async def reached(host: str, port: int) -> bool:
+        """Reach nothing once, after an hour of standstill; then four times; then nothing."""
+        looks.append(len(looks) in range(1, 5))
+        if len(looks) == 1:
+            clock.held_up_s = 3600.0
+        return looks[-1]
+
+    async def main() -> ClusterLost:
+        runtime = runtime_on([HOME])
+        runtime._cluster.address = "127.0.0.1:1"
+        lost: asyncio.Future[ClusterLost] = asyncio.get_running_loop().create_future()
+        runtime.on_lost = lost.set_result
+        await runtime._watch_over([HOME])
+        assert runtime._ray.head_lost_s == 15
+        return await lost
+
+    clock = HeldUpLoop()
+    monkeypatch.setattr(ray_runtime, "_reached", reached)
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        assert "is gone" in str(runner.run(main()))
+    assert looks == [False] + 4 * [True] + 15 * [False]
+
+
+def test_what_listens_is_reached_by_a_loop_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_runtime, "LOOK_S", 0.01)
+
+    async def main() -> bool:
+        server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        attempt = asyncio.create_task(ray_runtime._reached("127.0.0.1", port))
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # far longer than the attempt may take
+        reached = await attempt
+        server.close()
+        return reached
+
+    assert asyncio.run(main())
 
 
 def test_an_engine_takes_the_smallest_number_that_is_free(runtime_on: Callable[..., Any]) -> None:
