@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rollart_core.config.base import MOST, Seed
 from rollart_envs.webshop.files import find_files
+from rollart_envs.webshop.generate import MAX_PRODUCTS
 from rollart_envs.webshop.nouns import NO_SPACY, has_spacy
 
 ObservationMode = Literal["text", "text_rich", "html", "terse"]
@@ -58,7 +59,7 @@ class WebShopConfig(BaseModel):
     num_products: Annotated[int, Field(ge=8, le=MOST)] | None = Field(
         None,
         description="Products in the catalogue: the first so many of the files (none: all), "
-        "or how many to generate (none: 560).",
+        f"or how many to generate (none: 560), at most {MAX_PRODUCTS:,}.",
     )
     difficulty: Difficulty | None = Field(
         None,
@@ -76,6 +77,11 @@ class WebShopConfig(BaseModel):
     def _has_effect(self) -> WebShopConfig:
         if self.data_dir is not None and self.difficulty is not None:
             raise ValueError("difficulty shapes the generated catalogue: drop it, or drop data_dir")
+        if self.data_dir is None and (self.num_products or 0) > MAX_PRODUCTS:
+            raise ValueError(
+                f"num_products: the generated catalogue has at most {MAX_PRODUCTS}, not "
+                f"{self.num_products}: ask for fewer, or set data_dir"
+            )
         return self
 
     def missing(self) -> dict[str, str]:

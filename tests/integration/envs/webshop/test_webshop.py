@@ -270,8 +270,9 @@ def test_options_without_effect_or_sense_are_refused(tmp_path):
         (tmp_path / name).write_text('[{"asin": "B0"}]' if "shuffle" in name else "{}")
     with pytest.raises(ValueError, match="a product is not as it should be"):
         WebShopEnv(data_dir=tmp_path)
-    with pytest.raises(ValueError, match="at most"):
-        WebShopEnv(num_products=10**6)
+    with pytest.raises(ValueError, match="at most 1536, not 1000000: ask for fewer"):
+        WebShopConfig(num_products=10**6)  # when the config loads, before anything is made
+    assert WebShopConfig(num_products=10**6, data_dir=tmp_path).num_products == 10**6
 
 
 def test_the_noun_tagger_asked_for_is_the_one_that_speaks():
