@@ -3,6 +3,8 @@
 
     scripts/structure.py            a table
     scripts/structure.py --json     one JSON object, with the names behind each count
+    scripts/structure.py --run      also what an episode crosses, measured in a run (seconds; needs
+                                    what `make setup` installs): see call_paths.py
 
 Counts files that git tracks. Code lines are those with code: without blank lines, comments and
 docstrings. An import counts wherever it stands, inside functions too, but not under
@@ -59,6 +61,8 @@ class Module:
 def main() -> None:
     """Print the measures."""
     found = measures(read_modules())
+    if "--run" in sys.argv[1:]:
+        found |= run_measures()
     if "--json" in sys.argv[1:]:
         print(json.dumps(found, indent=1))
         return
@@ -205,6 +209,17 @@ def measures(modules: Mapping[str, Module]) -> dict[str, Any]:
             {m.name.split(".")[1] for m in modules.values() if m.path.parent.parent == core}
         ),
         "code lines by package": dict(sorted(by_package.items())),
+    }
+
+
+def run_measures() -> dict[str, Any]:
+    """Return what is measured in a run."""
+    from call_paths import call_paths, files_of
+
+    paths = call_paths()
+    return {
+        "files of an episode": files_of(paths),
+        **{f"frames of {call}": paths[call] for call in ("env.step", "reward.score")},
     }
 
 

@@ -36,7 +36,7 @@ from rollart_core.errors import RollartError
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.types import Task, Ticket

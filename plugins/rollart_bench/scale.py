@@ -29,8 +29,7 @@ from rollart_core.inference.router import Router
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.scheduling.buffer import Buffer

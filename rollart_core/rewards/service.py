@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -33,11 +34,14 @@ from rollart_core.errors import ConfigError, RewardFailure, UserError
 from rollart_core.rewards.backend_client import (
     BackendClient,
     BackendClientDependencies,
-    Places,
-    Tell,
+    CallSlots,
+    Failed,
+    OnEvent,
+    Outcome,
+    RetryingScorer,
+    Rules,
 )
 from rollart_core.rewards.circuit_breaker import CircuitBreaker
-from rollart_core.rewards.retry import Failed, RetryingScorer, Rules
 from rollart_core.rewards.stats import RewardStats
 from rollart_core.rewards.validation import trimmed
 
@@ -62,20 +66,20 @@ class RewardServicePlan:
 class RewardService:
     """Scores for all environments of a run; see the module."""
 
-    def __init__(self, plan: RewardServicePlan, tell: Tell | None = None) -> None:
+    def __init__(self, plan: RewardServicePlan, on_event: OnEvent | None = None) -> None:
         """Describe it; backends are built with the first scorer that needs them.
 
         Args:
             plan: What it is made of.
-            tell: Hears of retries, hedges, fall-backs and failures.
+            on_event: Hears of retries, hedges, fall-backs and failures.
         """
         self._plan = plan
-        self._lanes: dict[str, RewardQueue] = {}
+        self._queues: dict[str, RewardQueue] = {}
         self._rewards: dict[str, ResolvedPlugin[RewardSpec]] = {}
         self._groups = WaitingGroups()
-        self.tell: Tell = _nobody if tell is None else tell
+        self.on_event: OnEvent = _nobody if on_event is None else on_event
         self.on_played: OnPlayed | None = None
-        """Whoever gives the places of episodes to others; None: nobody, and groups do not wait."""
+        """Whoever gives the slots of episodes to others; None: nobody, and groups do not wait."""
 
     def scorer(self, reward: ResolvedPlugin[RewardSpec] | None) -> Scorer:
         """Return what scores the trajectories of one environment.
@@ -88,7 +92,7 @@ class RewardService:
         """
         if reward is None:
             return _env_return
-        return partial(self._score, self._lane(reward), reward.spec.group)
+        return partial(self._score, self._queue_of(reward), reward.spec.group)
 
     async def open(self) -> None:
         """Find out whether all backends can be asked.
@@ -96,14 +100,14 @@ class RewardService:
         Raises:
             ConfigError: When one cannot.
         """
-        for lane in self._lanes.values():
-            await lane.open()
+        for queue in self._queues.values():
+            await queue.open()
 
     async def close(self) -> None:
         """End everything; may be called twice."""
         await self._groups.close()
-        for lane in self._lanes.values():
-            await lane.close()
+        for queue in self._queues.values():
+            await queue.close()
 
     def score_group(self, ticket_ids: Sequence[str]) -> None:
         """Score the members of a group, who have all played and wait."""
@@ -112,42 +116,42 @@ class RewardService:
     def metrics(self) -> dict[str, float]:
         """Return what scores have cost so far, and what there is to do, by metric name."""
         return {
-            f"scoring/{name}/{key}" if len(self._lanes) > 1 else f"scoring/{key}": value
-            for name, lane in self._lanes.items()
-            for key, value in {**lane.ledger.numbers(), **lane.gauges()}.items()
+            f"scoring/{name}/{key}" if len(self._queues) > 1 else f"scoring/{key}": value
+            for name, queue in self._queues.items()
+            for key, value in {**queue.stats.numbers(), **queue.gauges()}.items()
         }
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Return what scores have cost: reward -> numbers."""
-        return {name: lane.ledger.numbers() for name, lane in self._lanes.items()}
+        return {name: queue.stats.numbers() for name, queue in self._queues.items()}
 
-    async def _score(self, lane: RewardQueue, group: bool, request: RewardRequest) -> RewardResult:
+    def _score(
+        self, queue: RewardQueue, group: bool, request: RewardRequest
+    ) -> Awaitable[RewardResult]:
         heard = self.on_played if self._plan.scoring.overlap else None
         if heard is not None:
             heard(request.ticket_id, request.attempt)
-        if not group:
-            return await lane.score(request)
-        if heard is not None:
-            return await self._groups.wait(request, lane.score_group)
-        return (await lane.score_group([request]))[0]
+            if group:
+                return self._groups.wait(request, queue.score_group)
+        return queue.score(request, whole=group)
 
-    def _lane(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
+    def _queue_of(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
         """Return the queue of a reward; those with the same options share one."""
         for name, known in self._rewards.items():
             if (known.spec.id, known.options) == (reward.spec.id, reward.options):
-                return self._lanes[name]
+                return self._queues[name]
         alike = sum(known.spec.id == reward.spec.id for known in self._rewards.values())
         name = reward.spec.id + (f"#{alike + 1}" if alike else "")
-        self._lanes[name] = self._new_queue(reward)
+        self._queues[name] = self._new_queue(reward)
         self._rewards[name] = reward
-        return self._lanes[name]
+        return self._queues[name]
 
     def _new_queue(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
         scoring, spec = self._plan.scoring, reward.spec
         try_s = scoring.try_s or self._plan.reward_s
-        ledger, places = RewardStats(), Places(scoring.max_concurrent)
+        stats, slots = RewardStats(), CallSlots(scoring.max_concurrent)
         ref = RewardRef(spec.id, reward.options, spec.group)
-        parts = BackendClientDependencies(spec.id, ledger, places, self._say, scoring.hedge)
+        parts = BackendClientDependencies(spec.id, stats, slots, self._say, scoring.hedge)
         clients = [
             BackendClient(
                 plugin.spec.id, _backend(plugin, reward, ref, try_s), _breaker(scoring), parts
@@ -166,9 +170,9 @@ class RewardService:
             RewardQueueDependencies(
                 reward_id=spec.id,
                 clients=clients,
-                asker=RetryingScorer(ref, clients, rules, ledger=ledger, tell=self._say),
-                places=places,
-                ledger=ledger,
+                retrying=RetryingScorer(ref, clients, rules, stats=stats, on_event=self._say),
+                slots=slots,
+                stats=stats,
                 needs=spec.needs,
                 batch_size=scoring.batch_size,
                 batch_wait_s=scoring.batch_wait_s,
@@ -176,7 +180,7 @@ class RewardService:
         )
 
     def _say(self, kind: str, payload: Mapping[str, object]) -> None:
-        self.tell(kind, payload)
+        self.on_event(kind, payload)
 
 
 def _backend(
@@ -283,9 +287,9 @@ class RewardQueueDependencies:
 
     reward_id: str
     clients: Sequence[BackendClient]
-    asker: RetryingScorer
-    places: Places
-    ledger: RewardStats
+    retrying: RetryingScorer
+    slots: CallSlots
+    stats: RewardStats
     needs: Sequence[Need] | None = None
     batch_size: int = 1
     batch_wait_s: float = 0.0
@@ -304,7 +308,7 @@ class _Pending:
 class RewardQueue:
     """The queue of one reward: scores wait for a place, and travel together where they may.
 
-        score(request) --> queue --> up to batch_size in a call, max_concurrent calls --> asker
+        score(request) --> queue --> up to batch_size in a call, max_concurrent calls --> retrying
         score_group(requests) -^     (a group is a call by itself)
 
     No time runs for what still waits in the queue, and no request fails for another's sake.
@@ -313,15 +317,15 @@ class RewardQueue:
     def __init__(self, parts: RewardQueueDependencies) -> None:
         self._parts = parts
         self._queue: deque[_Pending] = deque()
-        self._calls: dict[asyncio.Task[None], list[_Pending]] = {}
+        self._calls: dict[asyncio.Task[dict[int, Outcome]], list[_Pending]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        parts.places.on_free = self._pump
+        parts.slots.on_free = self._pump
 
     @property
-    def ledger(self) -> RewardStats:
+    def stats(self) -> RewardStats:
         """What its scores have cost."""
-        return self._parts.ledger
+        return self._parts.stats
 
     async def open(self) -> None:
         """Find out whether its backends can be asked.
@@ -336,14 +340,19 @@ class RewardQueue:
                 who = f"reward {self._parts.reward_id} on "
                 raise ConfigError(f"{'' if who in str(e) else who + client.name + ': '}{e}") from e
 
-    async def score(self, request: RewardRequest) -> RewardResult:
+    async def score(self, request: RewardRequest, *, whole: bool = False) -> RewardResult:
         """Score one trajectory.
+
+        Args:
+            request: Of the trajectory.
+            whole: Whether it is a group by itself.
 
         Raises:
             RewardFailure: When it cannot be.
             DeadlineFailure: When it took too long.
         """
-        return (await self._ask((request,), whole=False))[0]
+        with self._entered((request,), whole=whole) as results:
+            return (await results)[0]
 
     async def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score a whole group in one call.
@@ -352,7 +361,8 @@ class RewardQueue:
             RewardFailure: When one of its members cannot be scored.
             DeadlineFailure: When it took too long.
         """
-        return await self._ask(tuple(requests), whole=True)
+        with self._entered(tuple(requests), whole=True) as results:
+            return await results
 
     def gauges(self) -> Mapping[str, float]:
         """Return what there is to count now."""
@@ -376,7 +386,11 @@ class RewardQueue:
         for client in self._parts.clients:
             await client.backend.close()
 
-    async def _ask(self, requests: tuple[RewardRequest, ...], *, whole: bool) -> list[RewardResult]:
+    @contextmanager
+    def _entered(
+        self, requests: tuple[RewardRequest, ...], *, whole: bool
+    ) -> Iterator[asyncio.Future[list[RewardResult]]]:
+        """Put requests into the queue; taken back if the block, which awaits them, is cancelled."""
         if self._closed:
             raise RewardFailure("scoring has ended", boundary="reward.score")
         loop = asyncio.get_running_loop()
@@ -385,18 +399,19 @@ class RewardQueue:
         self._queue.append(asked)
         loop.call_soon(self._pump)  # so that what comes at once can travel together
         try:
-            return await asked.results
+            yield asked.results
         except asyncio.CancelledError:
             self._forget(asked)
             raise
 
     def _pump(self) -> None:
-        """Make calls while there are places, and something to ask."""
-        while self._queue and not self._closed and self._ripe() and self._parts.places.take():
+        """Make calls while there are slots, and something to ask."""
+        while self._queue and not self._closed and self._ripe() and self._parts.slots.take():
             batch = [self._queue.popleft()]
             while self._queue and self._fits(batch, self._queue[0]):
                 batch.append(self._queue.popleft())
-            call = asyncio.create_task(self._call(batch))
+            requests = [request for asked in batch for request in asked.requests]
+            call = asyncio.create_task(self._parts.retrying.ask(requests))
             self._calls[call] = batch
             call.add_done_callback(self._ended)
 
@@ -420,23 +435,22 @@ class RewardQueue:
         self._timer = None
         self._pump()
 
-    async def _call(self, batch: Sequence[_Pending]) -> None:
-        outcomes = iter(await self._parts.asker.ask([r for asked in batch for r in asked.requests]))
-        for asked in batch:
-            _settle(asked, [next(outcomes) for _ in asked.requests])
-
-    def _ended(self, call: asyncio.Task[None]) -> None:
-        """Free its place; what it left without an answer, by a fault of ours, fails."""
+    def _ended(self, call: asyncio.Task[dict[int, Outcome]]) -> None:
+        """Answer each request of a call, and free its place; by a fault of ours, all fail."""
         batch = self._calls.pop(call)
         error = None if call.cancelled() else call.exception()
+        answered = not call.cancelled() and error is None
+        outcomes = iter([call.result()[i] for i in sorted(call.result())] if answered else [])
         for asked in batch:
-            if asked.results.done():
+            if answered:
+                _settle(asked, [next(outcomes) for _ in asked.requests])
+            elif asked.results.done():
                 continue
-            if error is None:
+            elif error is None:
                 asked.results.cancel()
             else:
                 asked.results.set_exception(error)
-        self._parts.places.give()
+        self._parts.slots.give()
 
     def _forget(self, asked: _Pending) -> None:
         """Nobody waits for it: take it back, or end its call when that was all it was for."""

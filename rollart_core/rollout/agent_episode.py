@@ -23,8 +23,7 @@ from rollart_core.errors import (
     EpisodeError,
     InferenceFailure,
 )
-from rollart_core.rollout.env_episode import EnvEpisode
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, check_return
 from rollart_core.rollout.time_limit import TimeLimit

@@ -22,7 +22,7 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult, Te
 from rollart_core.errors import ContextOverflow, EnvironmentFailure, InferenceFailure
 from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.tokenizer import ChatTokenizer
-from rollart_core.rollout.env_episode import EnvEpisode
+from rollart_core.rollout.env_pool import EnvEpisode
 from rollart_core.rollout.random_player import random_words
 from rollart_core.rollout.tool_turn import expert_turn
 from rollart_core.rollout.tools.action import ToolAction

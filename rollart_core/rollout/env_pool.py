@@ -1,27 +1,32 @@
 """The env workers of a run: where episodes are sent, and what happens when a worker goes bad.
 
-Takes: a way to start a worker. Gives: :meth:`EnvPool.episode`, one environment for one episode.
-Never: sends an episode to a worker with a hung thread; that one is retired when its last ends.
+Takes: a way to start a worker. Gives: :meth:`EnvPool.episode`, one environment for one episode: its
+calls, and the failure if its worker is lost. Never: sends an episode to a worker with a hung
+thread (that one is retired when its last ends), or leaves it open whose fault a loss is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from rollart_core.errors import WorkerDied
-from rollart_core.rollout.env_episode import (
-    ANSWER_GRACE_S,
-    EnvEpisode,
-    EnvWorkerHandle,
-    PhaseTimeouts,
-    Place,
+from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
+from rollart_core.errors import (
+    CollateralFailure,
+    EnvironmentFailure,
+    EpisodeError,
+    WorkerDied,
+    WorkerLost,
 )
+from rollart_core.rollout.env_answers import Observed
+from rollart_core.rollout.env_worker import EnvRef
+from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.worker_losses import WorkerLosses
-from rollart_core.types import Task
+from rollart_core.types import Task, Ticket
 
 MAX_START_RETRIES = 2
 """Of a worker that cannot be started."""
@@ -29,6 +34,145 @@ RETRY_S = 0.5
 """Before the first of them, and twice as long before the second."""
 MAX_OWN = 8
 """Most episodes at once that have a process of their own; others wait for theirs."""
+T = TypeVar("T")
+Answer: TypeAlias = Coroutine[Any, Any, T]
+"""What a call on a worker is awaited for."""
+ANSWER_GRACE_S: Final = 5.0
+"""How much later than the worker's own deadline the pool gives up on its answer."""
+
+
+class EnvWorkerHandle(Protocol):
+    """An env worker, here or in another process."""
+
+    @property
+    def alive(self) -> bool:
+        """False when it will never answer again."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
+
+    async def close(self) -> None:
+        """End it and all its environments."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimeouts:
+    """Seconds for each call."""
+
+    reset_s: float
+    step_s: float
+    close_s: float = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A worker, and the episodes that are on it."""
+
+    worker: EnvWorkerHandle
+    losses: WorkerLosses
+    own_task: Task | None = None
+    """The only task whose environment is in this process; None: it is shared."""
+    retired: bool = False
+    is_lost: bool = False
+    episodes: set[EnvEpisode] = field(default_factory=set)
+
+    def failure(self, what: str, error: WorkerDied) -> EpisodeError:
+        """Return how an episode fails whose call found the worker gone."""
+        message = f"{what}: {error}"
+        if self.own_task is not None:
+            self.losses.ended_alone(self.own_task)
+            alone = f"{message}; no other environment was in its process"
+            return EnvironmentFailure(alone, boundary=what)
+        if self.is_lost:
+            return CollateralFailure(message, boundary=what)
+        self.is_lost = True
+        self.losses.lost(e.task for e in self.episodes if e.in_call and e.task is not None)
+        return WorkerLost(message, boundary=what)
+
+
+class EnvEpisode:
+    """One environment, from reset to the end of one episode."""
+
+    def __init__(
+        self, place: Place, episode_id: str, timeouts: PhaseTimeouts, task: Task | None = None
+    ) -> None:
+        """Bind a worker to an episode id."""
+        self._place = place
+        self._worker = place.worker
+        self.task = task
+        self._id = episode_id
+        self._timeouts = timeouts
+        self.clean = True
+        """False once a call failed: the environment is not used again."""
+        self.is_agent = False
+        """True once it was prepared: a program may sit in a thread of its own."""
+        self.in_call = False
+        """True while a call of it is on a worker that was alive when the call was made."""
+
+    def reset(self, env: EnvRef, ticket: Ticket) -> Answer[Observed]:
+        """Begin the ticket's task and return the first observation."""
+        return self._call("reset", env, timeout_s=self._timeouts.reset_s, **_task_of(ticket))
+
+    def step(self, action: str) -> Answer[Observed]:
+        """Act."""
+        return self._call("step", action, timeout_s=self._timeouts.step_s)
+
+    def oracle(self) -> Answer[str | None]:
+        """Return the expert's next action."""
+        return self._call("oracle", timeout_s=self._timeouts.step_s)
+
+    def random_action(self, key: int) -> Answer[str]:
+        """Return what a player does who draws, by ``key``, among what is offered."""
+        return self._call("random_action", key, timeout_s=self._timeouts.step_s)
+
+    def prepare(self, env: EnvRef, ticket: Ticket) -> Answer[AgentStart]:
+        """Begin the ticket's task, of an agent."""
+        self.is_agent = True
+        return self._call("prepare", env, timeout_s=self._timeouts.reset_s, **_task_of(ticket))
+
+    def run(self, endpoint: Endpoint, *, timeout_s: float) -> Answer[None]:
+        """Run the agent's program to its end, or until it is stopped."""
+        return self._call("run", endpoint, timeout_s=timeout_s)
+
+    def solve(self, *, timeout_s: float) -> Answer[None]:
+        """Do what an expert would in place of the agent's program."""
+        return self._call("solve", timeout_s=timeout_s)
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """End the agent's program; ``run`` returns."""
+        async with TimeLimit("agent.stop", timeout_s):
+            try:
+                await self._worker.call("stop", self._id)
+            except WorkerDied as e:
+                raise self._place.failure("agent.stop", e) from e
+
+    def finish(self, recorded: Recorded) -> Answer[AgentResult]:
+        """Judge what the agent's program has left."""
+        return self._call("finish", recorded, timeout_s=self._timeouts.step_s)
+
+    async def end(self) -> None:
+        """Give the environment back; never raises."""
+        timeout_s = self._timeouts.close_s
+        with suppress(Exception):
+            async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
+                await self._worker.call("end", self._id, reusable=self.clean, timeout_s=timeout_s)
+
+    async def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        what = f"agent.{method}" if self.is_agent else f"env.{method}"
+        clean, self.clean = self.clean, False
+        self.in_call = self._worker.alive
+        try:
+            late = f"{what}: the env worker does not answer"
+            async with TimeLimit(what, timeout_s + ANSWER_GRACE_S, late):
+                answer = await self._worker.call(
+                    method, self._id, *args, timeout_s=timeout_s, **kwargs
+                )
+        except WorkerDied as e:
+            raise self._place.failure(what, e) from e
+        finally:
+            self.in_call = False
+        self.clean = clean
+        return answer
 
 
 class EnvPool:
@@ -256,6 +400,12 @@ class EnvPool:
                     self.on_back()
             if len(self._places) > self._num_workers:  # shrunk meanwhile
                 self._retire(self._places[-1])
+
+
+def _task_of(ticket: Ticket) -> dict[str, Any]:
+    """Return the arguments with which the task of a ticket begins."""
+    task = ticket.task
+    return {"seed": task.seed, "options": {"task": task.index, "split": task.split}}
 
 
 def _heard(task: asyncio.Task[None]) -> None:

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
 from rollart_core.errors import CancelledFailure, EnvironmentFailure, boundary
@@ -153,9 +154,7 @@ class EnvWorker:
         async with TimeLimit("env.reset", timeout_s):
             with episode.call("env.reset"), boundary(EnvironmentFailure, "env.reset"):
                 seat = await self._seated(episode, env, "env.reset")
-                answer = await self._call(
-                    seat.env, "reset", lambda f: f(seed=seed, options=dict(options))
-                )
+                answer = await self._call(seat.env, "reset", seed=seed, options=dict(options))
                 if not isinstance(answer, tuple) or len(answer) != 2:
                     raise TypeError("reset must return (observation, info)")
                 first = observed(
@@ -176,7 +175,7 @@ class EnvWorker:
         episode, seat = self._under_way(episode_id, "env.step")
         async with TimeLimit("env.step", timeout_s):
             with episode.call("env.step"), boundary(EnvironmentFailure, "env.step"):
-                answer = await self._call(seat.env, "step", lambda f: f(action))
+                answer = await self._call(seat.env, "step", action)
                 if not isinstance(answer, tuple) or len(answer) != 5:
                     raise TypeError(
                         "step must return (observation, reward, terminated, truncated, info)"
@@ -402,11 +401,12 @@ class EnvWorker:
             lambda: make(env.id, **env.options), unwanted=lambda made: made.close()
         )
 
-    async def _call(self, env: Any, name: str, call: Callable[[Any], Any]) -> Any:
+    def _call(self, env: Any, name: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Call a method of an environment: its coroutine if it has one, else on a thread."""
         coroutine = getattr(env, f"a{name}", None)
         if coroutine is not None and inspect.iscoroutinefunction(coroutine):
-            return await call(coroutine)
-        return await self._threads.run(lambda: call(getattr(env, name)))
+            return cast("Awaitable[Any]", coroutine(*args, **kwargs))
+        return self._threads.run(partial(getattr(env, name), *args, **kwargs))
 
     async def _close(self, seat: _EnvSlot, timeout_s: float) -> None:
         agent = seat.agent

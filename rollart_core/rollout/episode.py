@@ -24,8 +24,7 @@ from rollart_core.errors import (
 )
 from rollart_core.models.tool_calls import ParsedCalls
 from rollart_core.rollout.env_answers import Observed, return_problem
-from rollart_core.rollout.env_episode import EnvEpisode, PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.rollout.time_limit import TimeLimit

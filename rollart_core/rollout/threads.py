@@ -130,7 +130,10 @@ class DaemonThreads:
                     self._num_busy -= 1
                     continue
                 job.has_begun = True
-            job.call()
+            try:
+                job.value = job.function()
+            except BaseException as e:
+                job.error = contained(e)
             with self._lock:
                 job.has_ended = True
                 if not job.is_written_off:
@@ -201,9 +204,3 @@ class _Job(Generic[T]):
         self.batch, self.function = batch, function
         self.error: Exception | None = None
         self.has_begun = self.has_ended = self.is_written_off = False
-
-    def call(self) -> None:
-        try:
-            self.value = self.function()
-        except BaseException as e:
-            self.error = contained(e)

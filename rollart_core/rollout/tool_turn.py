@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rollart_core.errors import EnvironmentFailure, boundary
 from rollart_core.models.tool_calls import UNREADABLE, ParsedCalls, call_id
 from rollart_core.rollout.env_answers import Observed
-from rollart_core.rollout.env_episode import EnvEpisode
+from rollart_core.rollout.env_pool import EnvEpisode
 from rollart_core.rollout.tools.action import Call, ToolAction
 from rollart_core.rollout.tools.tool_set import ToolSet
 from rollart_core.types import Message, Observation

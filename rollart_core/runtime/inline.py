@@ -20,8 +20,7 @@ from rollart_core.config.runtime import InlineRuntime as InlineConfig
 from rollart_core.config.validation.consistency import INLINE_POOLS
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.sandbox import RUN_VARIABLE
-from rollart_core.rollout.env_episode import EnvWorkerHandle
-from rollart_core.rollout.env_pool import LocalWorker
+from rollart_core.rollout.env_pool import EnvWorkerHandle, LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.worker import Worker

@@ -113,7 +113,7 @@ class _Launch:
         runtime.tell = recorder.event
         runtime.on_lost = self._fail
         scoring = self._envs.scoring
-        scoring.tell = recorder.event
+        scoring.on_event = recorder.event
         recorder.gauges = lambda: {**runtime.gauges(), **scoring.metrics()}
         elastic = Elastic(runtime, self._config.scaling, recorder.event)
         report: RunReport | None = None

@@ -278,15 +278,13 @@ class RemoteWorker:
     def __init__(self, process: Worker) -> None:
         """Wrap a started process."""
         self._part = process
+        self.call = process.call
+        """Calls a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
 
     @property
     def alive(self) -> bool:
         """False when it will never answer again."""
         return self._part.alive
-
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the worker."""
-        return await self._part.call(method, *args, **kwargs)
 
     async def close(self) -> None:
         """Close its environments, then end the process."""

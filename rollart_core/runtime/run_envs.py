@@ -29,8 +29,7 @@ from rollart_core.rollout.baseline import (
     NobodyGenerates,
 )
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import (
     Dialogue,

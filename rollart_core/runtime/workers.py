@@ -31,8 +31,7 @@ from rollart_core.errors import PluginError, RollartError, UserError
 from rollart_core.inference.router import Router
 from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.plugins import registry
-from rollart_core.rollout.env_episode import EnvWorkerHandle
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle
 from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
 from rollart_core.runtime.engine_set import EngineSet

@@ -18,8 +18,7 @@ from support.tool_templates import call_text, tool_tokenizer
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import Task, Ticket
 from rollart_envs.swe.taskbook import function_tasks, own_file

@@ -12,7 +12,7 @@ from dataclasses import replace
 import aiohttp
 
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.env_episode import PhaseTimeouts
+from rollart_core.rollout.env_pool import PhaseTimeouts
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.types import Task, Ticket
 from support.chat_templates import TEMPLATES, tokenizer_with

@@ -134,7 +134,7 @@ async def phase(
         if hear is not None:
             hear(kind)
 
-    service.tell = tell
+    service.on_event = tell
     source = TaskSource(ENV, "train", 64, 0)
     parts = TrainDependencies(recorder, trainer, FakeEngines(), slots.run_episode, source, service)
     training = TrainPhase(run, parts)

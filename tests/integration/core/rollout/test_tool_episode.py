@@ -10,8 +10,7 @@ from rollart_core.contracts.reward import RewardResult
 from rollart_core.errors import ConfigError
 from rollart_core.models.tool_calls import call_id
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.rollout.text_conversation import TextConversation

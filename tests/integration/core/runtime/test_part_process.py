@@ -12,8 +12,7 @@ import pytest
 from support.pace import scaled
 
 from rollart_core.errors import ConfigError, DeadlineFailure, EpisodeError, WorkerDied
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import RemoteWorker

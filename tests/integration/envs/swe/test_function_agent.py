@@ -12,8 +12,7 @@ from support.sandbox_walls import HELD, IN_DOCKER, missing, no_bubblewrap
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import FailureKind, Task, Ticket
 from rollart_envs.swe.function_agent import FunctionRepairAgent

@@ -23,8 +23,7 @@ from rollart_core.inference.router import Router
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.conversation import Conversation
-from rollart_core.rollout.env_episode import EnvWorkerHandle, PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
 from rollart_core.runtime.process import WorkerProcess

@@ -14,8 +14,7 @@ from support.cgroups import cgroups_of
 from support.sandbox_walls import HELD, IN_DOCKER, missing
 
 from rollart_core.errors import CollateralFailure, WorkerLost
-from rollart_core.rollout.env_episode import EnvWorkerHandle, PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import RemoteWorker

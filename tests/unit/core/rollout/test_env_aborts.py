@@ -14,8 +14,7 @@ from support.pace import scaled
 
 from rollart_core.contracts.agent import AgentResult, AgentStart
 from rollart_core.errors import CancelledFailure, DeadlineFailure
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import Task, Ticket
 

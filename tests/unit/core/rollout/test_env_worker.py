@@ -12,8 +12,7 @@ from support.pace import scaled
 
 from rollart_core.errors import DeadlineFailure, EnvironmentFailure, WorkerDied, WorkerLost
 from rollart_core.rollout.env_answers import MAX_CONTEXT_BYTES, observed, return_problem
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import Task, Ticket
 from rollart_testing.envs import FakeEnv

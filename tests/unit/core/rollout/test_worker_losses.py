@@ -5,8 +5,7 @@ import pytest
 
 from rollart_core.errors import CollateralFailure, EnvironmentFailure, WorkerDied, WorkerLost
 from rollart_core.rollout.env_answers import Observed
-from rollart_core.rollout.env_episode import PhaseTimeouts
-from rollart_core.rollout.env_pool import EnvPool
+from rollart_core.rollout.env_pool import EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import Task, Ticket
 
