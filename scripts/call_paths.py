@@ -189,7 +189,8 @@ def _tasks() -> Iterator[list[Frame]]:
     while frame is not None and frame.f_code.co_name != "run_forever":
         frame = frame.f_back
     for task in asyncio.all_tasks(frame.f_locals["self"]) if frame is not None else ():
-        frames, coroutine = [], task.get_coro()
+        frames: list[Frame] = []
+        coroutine: Any = task.get_coro()
         while (inner := getattr(coroutine, "cr_frame", None)) is not None:
             frames += filter(None, [_ours(inner)])
             coroutine = coroutine.cr_await

@@ -277,8 +277,8 @@ class _CountedRow(Conversation):
     def prompt(self) -> list[int]:
         return list(self._row)
 
-    def room(self) -> int:
-        return 1_000_000
+    def turn_limit(self, max_new_tokens: int = 0) -> int:
+        return max_new_tokens
 
     def observe(self, observation: Observation) -> None:
         self._row += [TOKEN] * int(str(observation))

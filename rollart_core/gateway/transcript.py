@@ -245,7 +245,7 @@ class Transcript:
             branch.index = len(self._branches)
             self._branches.append(branch)
         branch.busy = True
-        prompt, room = conversation.prompt, conversation.room()
+        prompt, room = conversation.prompt, conversation.turn_limit()
         return ModelCall(prompt, room, [], 0, branch, conversation)
 
     def _end(self, ask: ModelCall, message: Message, text: str) -> None:

@@ -17,6 +17,7 @@ to the template as the text that it wrote; where the template does not take that
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -131,9 +132,13 @@ class Conversation:
         """Length of the present row."""
         return len(self._row)
 
-    def room(self) -> int:
-        """Return how many tokens the present row may still grow by; never negative."""
-        return max(0, self._max_context_tokens - len(self._row))
+    def turn_limit(self, max_new_tokens: int = sys.maxsize) -> int:
+        """Return how many tokens the next turn may have.
+
+        Args:
+            max_new_tokens: Of any turn. The row may leave fewer, or none: then it is 0.
+        """
+        return max(0, min(max_new_tokens, self._max_context_tokens - len(self._row)))
 
     def observe(self, observation: Observation) -> None:
         """Show the policy something.

@@ -72,8 +72,8 @@ class Dialogue(Protocol):
     def offer(self, tools: Sequence[ToolSpec]) -> None:
         """Tell the policy what it may call."""
 
-    def room(self) -> int:
-        """Return how many tokens it may still grow by."""
+    def turn_limit(self, max_new_tokens: int) -> int:
+        """Return how many tokens the next turn may have; 0: there is no room for one."""
 
     def observe(self, observation: Observation) -> None:
         """Show the policy something."""
@@ -277,14 +277,14 @@ def _generate_request(
     ticket: Ticket, turn: int, conversation: Dialogue, parts: EpisodeDependencies
 ) -> GenerateRequest | None:
     """Return the request of the next turn, or None when the row has no room for it."""
-    room = conversation.room()
-    if room < 1:
+    limit = conversation.turn_limit(parts.limits.max_new_tokens)
+    if limit < 1:
         return None
     session_id = f"{ticket.ticket_id}#{ticket.attempt}"
     return GenerateRequest(
         request_id=f"{session_id}/{turn}",
         token_ids=conversation.prompt,
-        max_new_tokens=min(parts.limits.max_new_tokens, room),
+        max_new_tokens=limit,
         session_id=session_id,
         group_id=ticket.group_id,
         temperature=parts.limits.temperature,

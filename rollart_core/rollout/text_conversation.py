@@ -6,7 +6,6 @@ Never: has a token, so nothing of it can be trained on.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from rollart_core.contracts.inference import GenerateResult
@@ -47,9 +46,9 @@ class TextConversation:
         """The whole conversation so far: what the engine is given."""
         return tuple(self._messages)
 
-    def room(self) -> int:
-        """Return how many tokens there is room for: the server alone knows when there is none."""
-        return sys.maxsize
+    def turn_limit(self, max_new_tokens: int) -> int:
+        """Return how many tokens the next turn may have: the server knows when there are fewer."""
+        return max_new_tokens
 
     def observe(self, observation: Observation) -> None:
         """Show the policy something: text (one user message), or chat messages."""

@@ -128,15 +128,16 @@ def test_two_observations_in_a_row_begin_a_fresh_row():
     assert conversation.samples() == ()
 
 
-def test_room_counts_down_to_zero_and_samples_end_with_the_last_action():
+def test_the_limit_of_a_turn_counts_down_to_zero_and_samples_end_with_the_last_action():
     tokenizer = tokenizer_with("ours")
     conversation = Conversation(tokenizer, max_context_tokens=12)
     conversation.observe("red")
-    assert conversation.room() == 12 - conversation.num_tokens
+    assert conversation.turn_limit() == 12 - conversation.num_tokens
+    assert conversation.turn_limit(2) == 2
     conversation.record(said(tokenizer, "red"))
     num_tokens = conversation.num_tokens
     conversation.observe("[1][2][3][4]")
-    assert conversation.room() == 0
+    assert conversation.turn_limit(2) == conversation.turn_limit() == 0
     assert conversation.num_tokens > 12
     assert conversation.samples()[0].num_tokens == num_tokens
 
