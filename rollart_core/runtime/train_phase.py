@@ -22,7 +22,7 @@ from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import TrainerLost, TrainingDiverged
 from rollart_core.plugins.manager import plugins
 from rollart_core.runtime.base import TrainerHandle
-from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.remote import Restarts
 from rollart_core.runtime.validator import Validator
 from rollart_core.scheduling.buffer import Buffer
 from rollart_core.scheduling.controller import (

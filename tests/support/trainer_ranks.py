@@ -14,7 +14,7 @@ from rollart_core.config.run import Trainer as TrainerConfig
 from rollart_core.plugins import registry
 from rollart_core.runtime.factories import ChannelArgs, ModelArgs
 from rollart_core.runtime.process import WorkerProcess
-from rollart_core.runtime.trainer_group import TrainerGroup
+from rollart_core.runtime.remote import TrainerGroup
 
 SETTINGS = {"temperature": 1.0, "deterministic": False, "seed": 0}
 

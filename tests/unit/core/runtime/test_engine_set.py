@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from support.clock import run_virtual
 
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.runtime.engine_set import EngineSet
+from rollart_core.runtime.workers import EngineSet
 from rollart_testing import ScriptedEngine
 
 

@@ -11,8 +11,7 @@ from support.pace import until
 
 from rollart_core.contracts.inference import GenerateRequest, WeightSwap
 from rollart_core.errors import EngineDied, WorkerDied
-from rollart_core.runtime.remote import RemoteEngine, RestartPolicy
-from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.remote import RemoteEngine, RestartPolicy, Restarts
 
 
 class FakePart:

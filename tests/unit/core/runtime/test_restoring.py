@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollart_core.errors import ClusterLost, TrainerLost
-from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.remote import Restarts
 from rollart_core.runtime.train_phase import TrainPhase
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollart_core.config.runtime import EngineScaling, EnvScaling
-from rollart_core.runtime.restart_policy import Restarts
+from rollart_core.runtime.remote import Restarts
 from rollart_core.runtime.scaling import (
     ClusterLoad,
     Pressure,

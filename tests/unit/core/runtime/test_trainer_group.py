@@ -8,8 +8,8 @@ import pytest
 from support.pace import scaled
 
 from rollart_core.errors import ConfigError, TrainerLost, WorkerDied
-from rollart_core.runtime import trainer_group
-from rollart_core.runtime.trainer_group import TrainerGroup
+from rollart_core.runtime import remote
+from rollart_core.runtime.remote import TrainerGroup
 
 Behaviour = Callable[["RankPart", str], Any]
 
@@ -38,7 +38,7 @@ class RankPart:
             self.ranks = args[1]["ranks"]
         if method in {"__build__", "close"}:
             return None
-        if method == trainer_group.OPEN_STORE:
+        if method == remote.OPEN_STORE:
             return "127.0.0.1:1"
         answer = self._behave(self, method)
         if isinstance(answer, Exception):
@@ -87,7 +87,7 @@ def test_every_rank_is_called_and_the_first_one_answers():
     async def check(group: TrainerGroup, parts: list[RankPart]) -> None:
         assert await group.call("save") == "save by 0"
         assert [p.calls[-1] for p in parts] == ["save"] * 3
-        assert [trainer_group.OPEN_STORE in p.calls for p in parts] == [True, False, False]
+        assert [remote.OPEN_STORE in p.calls for p in parts] == [True, False, False]
 
     run(3, lambda part, method: f"{method} by {part.rank}", check)
 
@@ -153,7 +153,7 @@ def test_what_all_ranks_raise_is_raised_and_the_group_goes_on():
 def test_what_one_rank_raises_ends_those_that_wait_for_it(
     error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainer_group, "ANSWER_GRACE_S", 0.01)
+    monkeypatch.setattr(remote, "ANSWER_GRACE_S", 0.01)
 
     async def check(group: TrainerGroup, parts: list[RankPart]) -> None:
         with pytest.raises(raised, match=str(error)):
@@ -186,7 +186,7 @@ def test_each_rank_is_handed_over_once_it_is_built(num_ranks: int):
         )
         await group.start()
         await group.restart()
-        built = f"start {trainer_group.BUILD}" if num_ranks == 1 else "__build__"
+        built = f"start {remote.BUILD_TRAINER}" if num_ranks == 1 else "__build__"
         assert watched == [(f"trainer-{r}", built) for r in range(num_ranks)] * 2
         await group.close()
 
