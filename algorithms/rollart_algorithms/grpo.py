@@ -14,7 +14,7 @@ the loss of a token is ``-w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL`
 batch the mean over samples of the mean over their tokens: equation 3 of arXiv:2402.03300. The clip
 bounds are 0.2, those of PPO; the paper names none. One value of the paper is no default: its
 ``kl_coef`` is 0.04, here it is 0, since a KL term needs a forward pass of the reference for every
-token. For ``w`` see ``off_policy.py``.
+token. For ``w`` see ``policy_gradient.py``.
 """
 
 from __future__ import annotations

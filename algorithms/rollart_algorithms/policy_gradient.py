@@ -13,8 +13,8 @@ one:
     objective = -w min(r A, clip(r, 1 - low, 1 + high) A)     arXiv:1707.06347 (PPO), section 3
     and where A < 0 no more than -w c A                       arXiv:1912.09729 (dual clip)
 
-with ``w`` of ``off_policy.py``. On the first update on a batch ``r`` is 1, and the gradient that of
-REINFORCE: ``-w A grad log pi``. No ratio counts as more than ``e^80`` (``MAX_LOG_RATIO``).
+On the first update on a batch ``r`` is 1, and the gradient that of REINFORCE:
+``-w A grad log pi``. No ratio counts as more than ``e^80`` (``MAX_LOG_RATIO``).
 
 With ``ratio_level: sample_mean`` each token has the ratio of its sample and a gradient of its own,
 
@@ -23,10 +23,28 @@ With ``ratio_level: sample_mean`` each token has the ratio of its sample and a g
 which is GSPO-token, arXiv:2507.18071, section 4.3. Where all tokens of a sample have one advantage
 and one weight ``w``, value and gradient are those of ``s_i`` itself; where they differ, each token
 moves as its own advantage says, which ``s_i`` for all of them would undo.
+
+The weight ``w`` is for tokens that another policy sampled than the one that is trained. There are
+three policies: the one that sampled (``inference``, some versions old and computed by another
+program), the proximal one (``recompute``: the trainer's, before the first update on the batch) and
+the current one. The weight has no gradient, and how many were cut off is counted:
+
+    w = prod_t pi_proximal / pi_inference          of one token, or over the sample (sequence_*)
+    *_truncate   min(w, cap)
+    *_mask       w where floor <= w <= cap, else 0
+    x staleness_discount^staleness
+
+Splitting the proximal policy from the one that sampled is arXiv:2110.00641 (decoupled PPO, section
+3) and, for asynchronous RL of language models, arXiv:2505.24298 (AReaL, section 5.2); truncating
+the weight is equation 1 of arXiv:1802.01561 (V-trace's rho-bar) and, between the engines of one
+run, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+Masking tokens outside two bounds is IcePop (arXiv:2510.18855). The discount is in the manner of
+arXiv:1511.05950 (staleness-aware SGD), which divides by the staleness.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -42,8 +60,12 @@ from rollart_algorithms.aggregation import (
     trajectory_tokens,
 )
 from rollart_algorithms.divergence import kl_tokens
-from rollart_algorithms.off_policy import importance_weights, proximal_logprobs
-from rollart_algorithms.options import LossOptions, RatioPolicyOptions
+from rollart_algorithms.options import (
+    DEFAULT_TIS_CAP,
+    LossOptions,
+    OffPolicyOptions,
+    RatioPolicyOptions,
+)
 from rollart_core.contracts.algorithm import Algorithm, LossBatch, Signals, ZeroAdvantage
 from rollart_core.types import FloatArray, Group
 
@@ -240,3 +262,44 @@ def _finite_exp(log_ratio: torch.Tensor) -> torch.Tensor:
 def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
     """Return ``[N]``: estimates of KL(proximal || current) from tokens of the proximal policy."""
     return log_ratio.exp() - 1 - log_ratio
+
+
+def proximal_logprobs(batch: LossBatch, options: OffPolicyOptions) -> torch.Tensor:
+    """Return ``[N]`` logprobs of the policy that the ratio is taken against."""
+    if options.proximal == "inference":
+        return batch.inference_logprobs
+    return batch.signals["proximal_logprobs"]
+
+
+def importance_weights(
+    proximal: torch.Tensor, batch: LossBatch, options: OffPolicyOptions
+) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
+    """Return ``[N]`` weights (or one for all), and what was cut off of them.
+
+    Args:
+        proximal: ``[N]`` logprobs.
+        batch: The microbatch.
+        options: Says how.
+    """
+    weights, metrics = _corrected(proximal, batch, options)
+    if options.staleness_discount < 1:
+        weights = weights * options.staleness_discount ** batch.staleness.to(proximal.dtype)
+    return weights, metrics
+
+
+def _corrected(
+    proximal: torch.Tensor, batch: LossBatch, options: OffPolicyOptions
+) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
+    if options.proximal == "inference" or options.importance_correction == "none":
+        return 1.0, {}
+    log_weight = torch.where(batch.loss_mask, proximal - batch.inference_logprobs, 0.0).detach()
+    if options.importance_correction.startswith("sequence"):
+        log_weight = sample_sums(log_weight, batch)
+    if options.importance_correction.endswith("_truncate"):
+        cap = options.tis_cap or DEFAULT_TIS_CAP
+        cut = {"is_truncated_fraction": (log_weight > math.log(cap)).float()}
+        return log_weight.exp().clamp(max=cap), cut
+    floor, cap = options.mask_bounds
+    weights = log_weight.exp()
+    kept = (weights >= floor) & (weights <= cap)
+    return torch.where(kept, weights, 0.0), {"is_masked_fraction": (~kept).float()}

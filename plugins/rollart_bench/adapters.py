@@ -5,29 +5,38 @@ actions (so the returns must be equal, and are compared), one after the other, i
 goes through ``rollart_core.make``: reset, step and the checks on what they give. Sides take turns.
 With ``python=...`` ours runs in that other Python; the native loop stays here.
 
+OpenEnv's environments are on a server, so the rows of OpenEnv are of our client beside its own, on
+one real server in a process of its own on this machine (``python -m rollart_bench.adapters``); a
+good part of each figure is the server's. Both clients are asyncio; each session plays episodes of
+five turns, one after another.
+
 Takes: ``rounds``, ``seconds`` (of each side in a round), ``only`` (an adapter), ``python``,
 ``short``. Gives: rows of rollouts/s; a case whose package is not installed is skipped. Never:
-installs anything.
+installs anything, or leaves the server running.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from random import Random
 from statistics import median
 from typing import Any, Final
 
 import rollart_core
-from rollart_bench import native_envs, openenv_rows
+from rollart_bench import native_envs
 from rollart_bench.native_envs import Player
-from rollart_bench.openenv_rows import OPENENV
 from rollart_bench.options import Options
 from rollart_bench.rows import result, row, tell
-from rollart_bench.skip import BenchSkipped
+from rollart_bench.skip import BenchSkipped, require
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import PluginError, RollartError, first_line
 from rollart_core.plugins import registry
@@ -39,6 +48,13 @@ NUM_SEEDS = 200
 NUM_COMPARED = 20
 """Episodes whose returns are compared before anything is timed."""
 UNIT = "rollouts/s"
+OPENENV = "openenv"
+NUM_SESSIONS = (1, 32)
+"""Of OpenEnv, at once."""
+NUM_TURNS = 5
+"""Of its episodes."""
+_SAYS = "hello"
+_Episode = Callable[[Any, int], Awaitable[float]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
             skipped[case.name] = str(e)
     if OPENENV in only:
         try:
-            rows += openenv_rows.rows(rounds, seconds)
+            rows += _openenv_rows(rounds, seconds)
         except BenchSkipped as e:
             skipped[OPENENV] = str(e)
     versions = dict(_versions(chosen))
@@ -223,3 +239,130 @@ def _version(adapter: str) -> str | None:
 def _package(adapter: str) -> str:
     spec = registry.spec("env_adapters", adapter)
     return (spec.package if isinstance(spec, EnvAdapterSpec) else "") or "rollart"
+
+
+def _openenv_rows(rounds: int, seconds: float) -> Iterator[dict[str, object]]:
+    """Yield the rows of OpenEnv: rollouts/s over all sessions.
+
+    Args:
+        rounds: How often the sides take turns.
+        seconds: Of each side in a round.
+
+    Raises:
+        BenchSkipped: If a package is missing.
+        RollartError: When the sides do not play the same.
+    """
+    require("openenv", "aiohttp", extra="adapters")
+    with _server() as url:
+        for sessions in NUM_SESSIONS:
+            name = f"openenv::echo, {sessions} session{'s' * (sessions > 1)}"
+            tell(f"{name} ...")
+            got = [
+                (
+                    asyncio.run(_our_sessions(url, sessions, seconds)),
+                    asyncio.run(_their_sessions(url, sessions, seconds)),
+                )
+                for _ in range(rounds)
+            ]
+            rates = median(a for a, _ in got), median(b for _, b in got)
+            ratios = [a / b for a, b in got]
+            yield row(name, *rates, "openenv's own client", UNIT, ratios=ratios)
+
+
+async def _our_sessions(url: str, sessions: int, seconds: float) -> float:
+    async def play(env: Any, seed: int) -> float:
+        await env.areset(options={"task": seed})
+        total, over = 0.0, False
+        while not over:
+            _, reward, over, _, _ = await env.astep(_SAYS)
+            total += reward
+        return total
+
+    envs = [registry.make("openenv::echo", base_url=url, connect_s=60.0) for _ in range(sessions)]
+    try:
+        return await _rate_of_all(envs, play, seconds)
+    finally:
+        for env in envs:
+            env.close()
+
+
+async def _their_sessions(url: str, sessions: int, seconds: float) -> float:
+    async def play(client: Any, seed: int) -> float:
+        await client.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            result = await client.step({"message": _SAYS})
+            total, over = total + float(result.reward), result.done
+        return total
+
+    make = import_module("openenv.core").GenericEnvClient
+    clients = [make(base_url=url, connect_timeout_s=60.0) for _ in range(sessions)]
+    try:
+        return await _rate_of_all(clients, play, seconds)
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def _rate_of_all(players: list[Any], play: _Episode, seconds: float) -> float:
+    """Return episodes per second, all players at once, after one episode of each."""
+
+    async def until(player: Any) -> int:
+        num_played = 0
+        while time.perf_counter() - began < seconds:
+            await play(player, num_played)
+            num_played += 1
+        return num_played
+
+    returns = await asyncio.gather(*(play(player, 0) for player in players))
+    if any(abs(value - NUM_TURNS * 0.5) > 1e-6 for value in returns):
+        raise RollartError(f"the echo paid {returns}, not {NUM_TURNS * 0.5:g} an episode")
+    began = time.perf_counter()
+    played = await asyncio.gather(*(until(player) for player in players))
+    return sum(played) / (time.perf_counter() - began)
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        fd = listening.fileno()
+        process = subprocess.Popen([sys.executable, "-m", __name__, str(fd)], pass_fds=[fd])
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def serve(fd: int) -> None:
+    """Serve an echo of five turns on an open socket, until killed."""
+    types: Any = import_module("openenv.core.env_server.types")
+    interfaces: Any = import_module("openenv.core.env_server.interfaces")
+    pydantic: Any = import_module("pydantic")
+    action = pydantic.create_model("Say", __base__=types.Action, message=(str, ...))
+    seen = pydantic.create_model("Heard", __base__=types.Observation, text=(str, ""))
+
+    class Echo(interfaces.Environment):  # type: ignore[misc]
+        """Says what it is told."""
+
+        SUPPORTS_CONCURRENT_SESSIONS = True
+        state = types.State()
+
+        def reset(self, seed: Any = None, episode_id: Any = None, **more: Any) -> Any:
+            """Begin."""
+            self.turn = 0
+            return seen(text="Say something.")
+
+        def step(self, action: Any, timeout_s: Any = None, **more: Any) -> Any:
+            """Repeat."""
+            self.turn += 1
+            reward = len(action.message) / 10
+            return seen(text=action.message, reward=reward, done=self.turn >= NUM_TURNS)
+
+    make_app = import_module("openenv.core.env_server.http_server").create_app
+    app = make_app(Echo, action, seen, env_name="echo", max_concurrent_envs=2 * max(NUM_SESSIONS))
+    import_module("uvicorn").run(app, fd=fd, log_level="error")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -20,7 +20,7 @@ from rollart_bench.skip import require
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.runtime.launch import launch
-from rollart_ray.local_nodes import local_nodes
+from rollart_ray.local import local_nodes
 
 NODES = ({"train_node": 1, "CPU": 2}, {"gen_node": 1, "CPU": 2}, {"env_node": 1, "CPU": 2})
 """One for the trainer, one for engines, one for environments."""

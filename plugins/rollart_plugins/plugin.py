@@ -99,18 +99,18 @@ _COMMANDS: Final = (
     ),
     CommandSpec(
         name="diagnose",
-        entry_point="rollart_view.cli.diagnose:diagnose",
+        entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
         summary="Say what happened in a run: collapse, plateau, staleness and more; what to "
         "change.",
     ),
     CommandSpec(
         name="plot",
-        entry_point="rollart_view.cli.plot:plot",
+        entry_point="rollart_view.plot:plot_command",
         summary="Draw the course of runs: reward, success, staleness, tokens a second, loss.",
     ),
     CommandSpec(
         name="export",
-        entry_point="rollart_view.cli.export:export",
+        entry_point="rollart_view.export:export_command",
         summary="Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
     ),
     CommandSpec(
@@ -130,13 +130,13 @@ _COMMANDS: Final = (
     ),
     CommandSpec(
         name="sandbox",
-        entry_point="rollart_sandboxes.cli.sandbox:app",
+        entry_point="rollart_sandboxes.cli:app",
         summary="See which boxes live, remove what killed runs left, find out which walls "
         "work here.",
     ),
     CommandSpec(
         name="build",
-        entry_point="rollart_sandboxes.cli.build:build",
+        entry_point="rollart_sandboxes.isolation.image:build",
         summary="Build the image in which an environment runs with isolation: docker.",
     ),
 )

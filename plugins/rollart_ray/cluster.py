@@ -2,7 +2,7 @@
 
 Takes: where the cluster is. Gives: what the runtime needs of Ray, in its own words. Never: turns
 token authentication off, or leaves a cluster that it started behind. But for
-:mod:`rollart_ray.local_nodes`, no other module imports ray.
+:mod:`rollart_ray.local`, no other module imports ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -22,8 +21,8 @@ from rollart_core.config.runtime import RayRuntime as RayConfig
 from rollart_core.errors import ConfigError, WorkerDied, first_line
 from rollart_ray import local as ray_local
 from rollart_ray import pools as ray_pools
-from rollart_ray.actor import ActorSettings, WorkerActor
 from rollart_ray.pools import Node, ResourceSlot
+from rollart_ray.worker import ActorSettings, WorkerActor
 
 MAX_CONCURRENT_CALLS = 100_000
 """Of one actor; its part's own limits come first."""
@@ -253,7 +252,7 @@ class RayCluster:
         config = self._config
         self._own = ray_local.LocalFolder()
         self._stack.enter_context(ray_local.variables(self._own.environment()))
-        read_token_anew()
+        ray_local.read_token_anew()
         resources = ray_pools.local_resources(config.pools, self._num_workers, os.cpu_count() or 1)
         self._init(
             "local",
@@ -289,14 +288,6 @@ class RayCluster:
 
 
 MISSING_RAY = "runtime: ray needs Ray: pip install 'rollart[ray]'"
-
-
-def read_token_anew() -> None:
-    """Let Ray, in this process, use the token that is in the environment now: it reads it once."""
-    with contextlib.suppress(ImportError, AttributeError):  # where Ray keeps it is Ray's business
-        raylet: Any = import_module("ray._raylet")
-        raylet.Config.initialize("")
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def future_of(ref: Any) -> asyncio.Future[Any]:

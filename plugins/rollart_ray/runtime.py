@@ -32,11 +32,10 @@ from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_ray import nodes as ray_nodes
 from rollart_ray import pools as ray_pools
-from rollart_ray.actor import ActorSettings
 from rollart_ray.cluster import RayCluster, address_of
 from rollart_ray.nodes import NodeChecks, refuse
 from rollart_ray.pools import Node, ResourceSlot
-from rollart_ray.worker import RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, Reservation
 
 LOOK_S = 1.0
 """Between two looks at the cluster's head."""

@@ -2,6 +2,9 @@
 
 Takes: a wheel file. Gives: :class:`Wheel`, or a :class:`RegistryError` for a wheel that could do
 more than put files of its own packages into site-packages. Never: runs code of the wheel.
+
+:func:`wheel_of` builds the wheel of a project, in a copy of it: in the project itself an old
+``build/`` folder would get into the wheel. It never fetches a build backend.
 """
 
 from __future__ import annotations
@@ -11,13 +14,18 @@ import csv
 import hashlib
 import io
 import re
+import shutil
 import stat
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
+from fnmatch import fnmatch
+from functools import partial
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -293,3 +301,42 @@ def _check_scripts(name: str, entry_points: EntryPoints) -> None:
             raise RegistryError(f"{name} has the script {script!r}, which is no plain file name")
         if _RESERVED.fullmatch(script):
             raise RegistryError(f"{name} has the script {script!r}, which is Python's or RollArt's")
+
+
+_LEFT_OUT: Final = (".*", "build", "dist", "*.egg-info", "venv", "runs")
+
+
+def wheel_of(path: Path, work: Path) -> Path:
+    """Return the wheel at ``path``, built if it is a project.
+
+    Args:
+        path: A ``.whl`` file or a folder with a ``pyproject.toml``.
+        work: An empty folder to build in.
+
+    Raises:
+        RegistryError: When it is neither, or cannot be built.
+    """
+    if path.is_file() and path.suffix == ".whl":
+        return path
+    if not (path / "pyproject.toml").is_file():
+        raise RegistryError(f"{path} is neither a wheel nor a folder with a pyproject.toml")
+    source, out = work / "project", work / "dist"
+    shutil.copytree(path, source, ignore=partial(_ignored, str(path)))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    built = sorted(out.glob("*.whl"))
+    if done.returncode or len(built) != 1:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        said = next((line.strip() for line in reversed(lines) if "rror" in line), "")
+        raise RegistryError(
+            f"{path} cannot be built here ({said or 'pip wheel failed'}): install its build "
+            "backend, or build it with `python -m build --wheel` and give the wheel"
+        )
+    return built[0]
+
+
+def _ignored(project: str, folder: str, names: list[str]) -> set[str]:
+    """Return what is not copied: at the top what builds and tools leave, anywhere bytecode."""
+    patterns = ("__pycache__", *(_LEFT_OUT if folder == project else ()))
+    return {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}

@@ -36,10 +36,7 @@ LENGTHS: Final = struct.Struct(">II")
 OnStarted = Callable[[Callable[[bytes], None]], None]
 
 
-INSIDE: Final = (
-    *("processes", "contents", "tree", "packing", "restoring", "streams", "files", "snapshots"),
-    "agent",
-)
+INSIDE: Final = ("processes", "tree", "streams", "files", "snapshots", "agent")
 """What is sent into the box, in the order in which it is needed."""
 
 WINDOW: Final = 1 << 20

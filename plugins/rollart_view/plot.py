@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rollart_core.errors import UserError
 from rollart_core.scheduling.run_guard import GUARD_TRIPPED
@@ -112,6 +114,27 @@ def plot(run_dirs: Sequence[Path], path: Path) -> None:
     figure = new_figure("plot", "plot", figsize=(10, 9), layout="constrained")
     draw(figure, courses)
     save(figure, path)
+
+
+def plot_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="x.png, x.svg or x.pdf; plot.png in the run's directory, or here for several.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Draw reward, success, staleness, tokens a second and loss by train_step.
+
+    Example: rollart plot runs/hello-20260101-120000 --out hello.svg
+    """
+    path = out or (runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
+    plot(runs, path)
+    typer.echo(str(path))
 
 
 def draw(figure: Any, courses: Sequence[Curve]) -> None:

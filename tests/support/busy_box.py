@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
 TURNS = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollart_envs.swe.function_env import FunctionRepairEnv
-from rollart_sandboxes.pool.env import Step
+from rollart_sandboxes.pool.lease import Step
 
 
 class GuessingRepairEnv(FunctionRepairEnv):

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final
 
 import numpy as np
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, Endpoint, Recorded
-from rollart_envs.swe import small_agent
 from rollart_envs.swe.config import FunctionAgentConfig
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
 from rollart_sandboxes.judging.functions import JudgeInterpreter, find_python, judge
-from rollart_sandboxes.pool.agent import Command, SandboxAgent
+from rollart_sandboxes.pool.lease import Command, SandboxAgent
 from rollart_sandboxes.pool.source import sandbox_source
 
 SOLUTION: Final = "solution.py"
@@ -112,4 +111,4 @@ def _statement(task: FunctionTask) -> str:
 
 
 def _small_agent() -> str:
-    return Path(small_agent.__file__).read_text(encoding="utf-8")
+    return files(__package__).joinpath("small_agent.py").read_text("utf-8")

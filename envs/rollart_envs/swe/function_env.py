@@ -21,7 +21,7 @@ from rollart_envs.swe.function_task import FunctionTask, candidate_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, own_file
 from rollart_sandboxes.judging.functions import JudgeInterpreter, Judgement, find_python, judge
-from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
 _RESTORE_S: Final = 5.0

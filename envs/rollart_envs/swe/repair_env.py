@@ -36,7 +36,7 @@ from rollart_envs.swe.tools import (
     parse_action,
 )
 from rollart_envs.swe.workspace import Needs, Workspace, needs_of, sandbox_options, unpack
-from rollart_sandboxes.pool.env import Reset, SandboxEnv, Step
+from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
 _MAX_EDIT_BYTES: Final = 1 << 20

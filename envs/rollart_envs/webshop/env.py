@@ -6,18 +6,23 @@ when something is bought. Never: keeps anything outside the instance but the sha
 ``search[...]`` works on every page, ``click[x]`` only on what is clickable; any other action
 changes nothing and says so in ``info["invalid_action"]``. An episode ends with ``click[buy now]``
 alone; how many turns it may take is the caller's to say. Success is a reward of exactly 1.
+
+The expert (:func:`next_action`) knows the goal and does not cheat the shop: it searches, pages and
+clicks as a visitor does, and only chooses its query by looking up where the product will stand.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
 import gymnasium
 from gymnasium.error import ResetNeeded
+from rapidfuzz import fuzz
 
 from rollart_core.spaces import Text
 from rollart_envs.webshop import page_html, pages
@@ -30,9 +35,8 @@ from rollart_envs.webshop.config import (
     WebShopConfig,
 )
 from rollart_envs.webshop.goals import Goal
-from rollart_envs.webshop.oracle import next_action
-from rollart_envs.webshop.session import PageKind, Session
-from rollart_envs.webshop.shop import SPLITS, open_shop
+from rollart_envs.webshop.session import BACK, BUY, NEXT, PREV, PageKind, Session
+from rollart_envs.webshop.shop import SPLITS, Shop, open_shop
 
 _NUM_CORPUS_EPISODES = 1500
 _MAX_DEMO_TURNS = 40
@@ -242,3 +246,94 @@ _RENDERERS: dict[str, Callable[[Session, bool], str]] = {
     "html": _html,
     "terse": _terse,
 }
+
+
+_PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
+_NEVER = 10**6
+
+
+def next_action(session: Session) -> str | None:
+    """Return the expert's next action, or None when the visit is over."""
+    if session.page == PageKind.DONE:
+        return None
+    if session.page == PageKind.SUB:
+        return _click(PREV)
+    if session.page == PageKind.ITEM and session.product is not None:
+        if session.product.asin == session.goal.asin:
+            return _click(_missing_option(session) or BUY)
+        return _click(BACK)
+    query, page_number = find_query(session.shop, session.goal, session.page_size)
+    if session.page == PageKind.RESULTS and session.queries[-1] == query:
+        return _on_results(session, page_number)
+    return f"search[{query}]"
+
+
+def asked_words(goal: Goal) -> str:
+    """Return the words of the instruction that describe the product, in lower case.
+
+    ``Find me soft boots with color: teal, and price lower than 40.00 dollars`` gives
+    ``soft boots``.
+    """
+    words = _PRICE.sub("", goal.instruction_text)
+    if isinstance(goal.goal_options, Mapping) and goal.goal_options:
+        wanted = ", and ".join(f"{name}: {value}" for name, value in goal.goal_options.items())
+        words = words.removesuffix(f" with {wanted}")
+    return words.removeprefix("Find me ").lower()
+
+
+def find_query(shop: Shop, goal: Goal, page_size: int) -> tuple[str, int]:
+    """Return the simplest query that puts the product on the first page, and that page's number.
+
+    Where none does, the one whose results hold it soonest.
+    """
+    best, best_page = "", _NEVER
+    for query in _queries(goal):
+        page = _page_of(shop, goal.asin, query, page_size)
+        if not best or page < best_page:
+            best, best_page = query, page
+        if best_page == 1:
+            break
+    return best, best_page
+
+
+def _queries(goal: Goal) -> Iterator[str]:
+    yield asked_words(goal)
+    yield _PRICE.sub("", goal.instruction_text).lower()
+    yield goal.name.lower()
+
+
+def _page_of(shop: Shop, asin: str, query: str, page_size: int) -> int:
+    for i, product in enumerate(shop.search(query, page_size)):
+        if product.asin == asin:
+            return i // page_size + 1
+    return _NEVER
+
+
+def _on_results(session: Session, page_number: int) -> str:
+    for i, product in enumerate(session.shown):
+        if product.asin == session.goal.asin:
+            return _click(session.link(i, product))
+    if page_number == _NEVER and session.shown:
+        return _click(session.link(0, session.shown[0]))
+    return _click(NEXT if session.page_number < page_number else PREV)
+
+
+def _missing_option(session: Session) -> str | None:
+    """Return the first wanted value that is still to be clicked."""
+    chosen = list(session.options.values())
+    for wanted in session.goal.option_values:
+        if any(_fits(value, wanted) for value in chosen):
+            continue
+        offered = [v for v, click in session.clickables.items() if click.option is not None]
+        fitting = [v for v in offered if v == wanted] or [v for v in offered if _fits(v, wanted)]
+        if fitting:
+            return fitting[0]
+    return None
+
+
+def _fits(value: str, wanted: str) -> bool:
+    return value == wanted or fuzz.token_set_ratio(value, wanted) > 95
+
+
+def _click(name: str) -> str:
+    return f"click[{name.lower()}]"

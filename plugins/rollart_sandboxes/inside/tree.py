@@ -6,7 +6,7 @@ deep tree, or recurses.
 
 A note holds a path's inode and change time, which no user can set, and which every change of mode,
 owner, times or links sets, and every write to a file. Where a write through a mapping may not set
-it, the note holds a digest too (``contents``). So what bears them all is what was packed.
+it, the note holds a digest too (``snapshots.digest``). So what bears them all is what was packed.
 """
 
 from __future__ import annotations

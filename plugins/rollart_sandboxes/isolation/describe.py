@@ -19,8 +19,8 @@ from rollart_core.errors import ConfigError, PluginError, SandboxFailure
 from rollart_core.plugins import registry
 from rollart_core.rollout import loop
 from rollart_sandboxes.isolation import config
+from rollart_sandboxes.isolation.env import EnvSlot, json_options
 from rollart_sandboxes.isolation.recipe import recipe_of
-from rollart_sandboxes.isolation.slots import EnvSlot, json_options
 
 START_S = 30.0
 """Given to a reset besides the environment's own seconds, for a box that has to start."""

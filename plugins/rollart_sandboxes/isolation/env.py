@@ -1,24 +1,44 @@
 """An environment that lives in a box, as one of ours: who calls it need not know.
 
+    IsolatedEnv (an id, options, ``isolation``) -> EnvSlot, a seat -> EnvSandbox, a box with several
+
+One box of a recipe holds the environments of several episodes: calls for numbered seats go to the
+env server in it. What an environment raised comes back as EnvironmentFailure; once the box is gone,
+all calls fail with SandboxFailure.
+
 Takes: an id, its options, the key ``isolation``. Gives: :class:`IsolatedEnv`, with the optional
-methods that the environment in the box has. Never: runs the environment's code here.
+methods that the environment in the box has. Never: runs the environment's code here, begins an
+episode in a box that is retired, keeps a box for long in which nobody sits, trusts what comes out
+of a box, or lets a call that hangs live: its box is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any, Final
 
 import gymnasium
 
-from rollart_core.errors import PluginError, SandboxFailure
+from rollart_core.contracts.sandbox import ExecResult, Sandbox
+from rollart_core.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    PluginError,
+    SandboxFailure,
+    UnknownIdError,
+    first_line,
+)
 from rollart_core.rollout import loop
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
 from rollart_sandboxes.isolation import config
 from rollart_sandboxes.isolation.recipe import Recipe, recipe_of
-from rollart_sandboxes.isolation.slots import EnvSlot
+from rollart_sandboxes.pool.source import SandboxSource
 
 Reset = tuple[Observation, dict[str, Any]]
 Step = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -143,3 +163,420 @@ def _pair(answer: Any) -> Reset:
 def _five(answer: Any) -> Step:
     observation, reward, terminated, truncated, info = answer
     return observation, reward, terminated, truncated, info
+
+
+LINGER_S = 10.0
+"""How long an empty box waits for the next environment; what is made one after the other shares."""
+
+GRACE_S: Final = 2.0
+"""How long the answer to a call that was given up may still come before the box is killed."""
+MAX_LINE: Final = 16 << 20
+_FILES: Final = ("server.py", "session.py")
+_FOLDER: Final = ".rollart"
+_ENV: Final = {"PYTHONUTF8": "1"}
+
+
+class _Sandboxes:
+    """The boxes of one recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        isolation = recipe.isolation
+        self._recipe = recipe
+        self._source = SandboxSource(isolation.sandbox, isolation.options, isolation.pool)
+        self._starts: dict[EnvSandbox, asyncio.Task[None]] = {}
+        self._closing: asyncio.Task[None] | None = None
+
+    async def lend(self) -> EnvSandbox:
+        """Return a box that is up, with one seat more."""
+        most = self._recipe.isolation.num_seats
+        free = (b for b in self._starts if b.num_seats < most and not b.retired)
+        box = next(free, None)
+        if box is None:
+            box = EnvSandbox(self._source, self._recipe)
+            self._starts[box] = asyncio.create_task(box.start())
+        box.num_seats += 1
+        box.num_opened += 1
+        try:
+            await asyncio.shield(self._starts[box])
+        except BaseException as e:
+            await asyncio.shield(self.take_back(box))
+            if isinstance(e, SandboxFailure) and self._recipe.hint:
+                said = SandboxFailure(f"{e}. {self._recipe.hint}", boundary=e.boundary)
+                said.retryable = e.retryable
+                raise said from e
+            raise
+        return box
+
+    async def take_back(self, box: EnvSandbox) -> None:
+        """Count a seat less; an empty box is closed, the only one after a while."""
+        box.num_seats -= 1
+        if box.num_seats:
+            return
+        if len(self._starts) == 1 and not box.retired and self._starts[box].done():
+            asyncio.get_running_loop().call_later(LINGER_S, self._look, box, box.num_opened)
+            return
+        await self._close(box)
+
+    async def close_idle(self) -> None:
+        """Close the boxes in which nobody sits."""
+        await asyncio.gather(*(self._close(b) for b in list(self._starts) if not b.num_seats))
+
+    def _look(self, box: EnvSandbox, num_opened: int) -> None:
+        """Close a box in which nobody has sat since."""
+        if box in self._starts and not box.num_seats and box.num_opened == num_opened:
+            self._closing = asyncio.create_task(self._close(box))
+
+    async def _close(self, box: EnvSandbox) -> None:
+        """Close an empty box, and with the last of them the pool."""
+        if box.num_seats or (start := self._starts.pop(box, None)) is None:
+            return  # somebody has sat down since, or it is being closed
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await box.close()
+        if not self._starts:
+            _boxes.pop(self._recipe.key, None)
+            await self._source.close()
+
+
+_boxes: dict[str, _Sandboxes] = {}
+
+
+async def close_idle() -> None:
+    """Close all boxes of this process in which nobody sits."""
+    await asyncio.gather(*(boxes.close_idle() for boxes in list(_boxes.values())))
+
+
+def _sandboxes_of(recipe: Recipe) -> _Sandboxes:
+    return _boxes.setdefault(recipe.key, _Sandboxes(recipe))
+
+
+def _forget() -> None:
+    _boxes.clear()  # in a fork: they are the parent's
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class EnvSlot:
+    """One environment in a box; all its coroutines run on the boxes' loop.
+
+    Args:
+        recipe: What the box is made of.
+        env_id: Id or ``module:Class``, as the box knows it.
+        options: The environment's own.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, recipe: Recipe, env_id: str, options: Mapping[str, object]) -> None:
+        self._recipe, self._env_id = recipe, env_id
+        self._options = json_options(options)
+        self._number = 0
+        self._box: EnvSandbox | None = None
+        self._boxes: _Sandboxes | None = None
+        self._closed = False
+        self.facts: dict[str, Any] = {}
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what the box knows of the environment.
+
+        Raises:
+            UserError: When it knows no such environment, or cannot import it.
+            SandboxFailure: When there is no box.
+        """
+        said = await self._ask("describe")
+        if not isinstance(said, dict):
+            raise PluginError(f"{self._env_id}: the box describes it as {type(said).__name__}")
+        return said
+
+    async def open(self) -> None:
+        """Make the environment in a box.
+
+        Raises:
+            UserError: When it cannot be made of these options.
+            EpisodeError: When its making raised, or the box is gone.
+        """
+        said = await self._ask("open")
+        if not isinstance(said, dict) or not isinstance(said.get("offers", []), list):
+            await asyncio.shield(self._leave())
+            message = "the box says of its environment what cannot be read"
+            raise SandboxFailure(message, boundary="isolation")
+        self.facts = said
+
+    async def call(self, call: str, *args: object) -> Any:
+        """Call a method of the environment.
+
+        Raises:
+            EpisodeError: What it raised, or why the box is gone.
+        """
+        if self._closed or self._box is None:
+            raise RuntimeError("the environment is closed")
+        try:
+            return await self._box.call(self._number, call, *args)
+        except Raised as e:
+            raise e.failure(f"env.{call}") from e
+
+    async def begin(self, *args: object) -> Any:
+        """Begin an episode, in another box if this one is dead or has had its share."""
+        if self._closed:
+            raise RuntimeError("the environment is closed")
+        if self._box is None or self._box.retired:
+            await self._leave()
+            await self.open()
+        assert self._box is not None
+        self._box.num_episodes += 1
+        return await self.call("reset", *args)
+
+    async def close(self) -> None:
+        """Close the environment, and leave the box; may be called twice."""
+        self._closed = True
+        await self._leave()
+
+    async def _ask(self, call: str) -> Any:
+        """Sit down in a box, and have the environment described or made."""
+        boxes = _sandboxes_of(self._recipe)
+        box = await boxes.lend()
+        self._boxes, self._box, self._number = boxes, box, next(self._numbers)
+        try:
+            return await box.call(self._number, call, self._env_id, self._options)
+        except Raised as e:
+            await self._leave()
+            raise self._told(e, call) from e
+        except BaseException:
+            await self._leave()
+            raise
+
+    async def _leave(self) -> None:
+        box, boxes, self._box = self._box, self._boxes, None
+        if box is None or boxes is None:
+            return
+        try:
+            if box.alive:
+                async with asyncio.timeout(_CLOSE_S):
+                    await box.call(self._number, "close")
+        except (Raised, SandboxFailure, TimeoutError):
+            pass  # an environment that cannot close has had its chance
+        finally:
+            await asyncio.shield(boxes.take_back(box))
+
+    def _told(self, error: Raised, call: str) -> Exception:
+        """Turn what the making of an environment raised into what a person can mend."""
+        message = f"{self._env_id}: in its box: {first_line(error.message)}"
+        if "UnknownIdError" in error.types or "LookupError" in error.types[:1]:
+            return UnknownIdError(message)
+        if "UserError" in error.types:
+            return PluginError(message)
+        if "ImportError" in error.types:
+            said = f"{self._env_id}: in its box ({self._recipe.python}): {error}"
+            return PluginError(first_line(said))
+        if call == "describe":
+            return PluginError(f"{self._env_id}: in its box: {first_line(str(error))}")
+        return error.failure("making the environment")
+
+
+_CLOSE_S = 5.0
+
+
+def json_options(options: Mapping[str, object]) -> dict[str, Any]:
+    """Return options as they travel to a box.
+
+    Raises:
+        ConfigError: When one of them is no plain value.
+    """
+    try:
+        return dict(json.loads(json.dumps(dict(options))))
+    except (TypeError, ValueError) as e:
+        message = f"options of an isolated environment must be plain values: {first_line(str(e))}"
+        raise ConfigError(message) from e
+
+
+class Raised(Exception):
+    """What an environment in a box raised."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        types = error.get("types")
+        self.types = [str(t) for t in types] if isinstance(types, list) and types else ["Exception"]
+        self.message = str(error.get("message", ""))
+        self.trace = str(error.get("trace", ""))[-4000:]
+        super().__init__(f"{self.types[0]}: {self.message}")
+
+    def failure(self, call: str) -> EnvironmentFailure:
+        """Return it as the failure of an episode."""
+        message = f"{call}: {self.types[0]}: {first_line(self.message)}"
+        return EnvironmentFailure(message, boundary=call, detail=self.trace)
+
+
+class EnvSandbox:
+    """A box; all its coroutines run on the boxes' loop.
+
+    Args:
+        source: Where the box comes from.
+        recipe: What runs in it.
+    """
+
+    def __init__(self, source: SandboxSource, recipe: Recipe) -> None:
+        self._source, self._recipe = source, recipe
+        self._box: Sandbox | None = None
+        self._program: asyncio.Task[None] | None = None
+        self._write: Callable[[bytes], None] | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._late: dict[int, asyncio.TimerHandle] = {}
+        self._rest = bytearray()
+        self._ids = itertools.count(1)
+        self._failure: SandboxFailure | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.num_seats = 0
+        self.num_opened = 0
+        """Seats that it has ever had."""
+        self.num_episodes = 0
+        self._until = float("inf")
+
+    @property
+    def alive(self) -> bool:
+        """False when it will never answer again."""
+        return self._failure is None
+
+    @property
+    def retired(self) -> bool:
+        """True when no more episodes may begin in it."""
+        isolation = self._recipe.isolation
+        used_up = self.num_episodes >= isolation.episodes_per_box
+        old = asyncio.get_running_loop().time() >= self._until
+        return not self.alive or bool(self._late) or used_up or old
+
+    async def start(self) -> None:
+        """Take a box and bring the server up in it.
+
+        Raises:
+            SandboxFailure: When there is none, or it does not come up.
+        """
+        began = asyncio.get_running_loop().time()
+        try:
+            self._box = await self._source.take(**self._recipe.needs)
+            for name in _FILES:
+                content = files(__package__).joinpath(name).read_bytes()
+                await self._box.write_file(f"{_FOLDER}/{name}", content)
+        except BaseException as e:
+            self._fail(f"the box did not start: {e}")
+            await self.close()
+            raise
+        # Half of its time is for episodes to begin in, the other half for them to end in.
+        ttl_s = float(self._recipe.isolation.options["ttl_s"])
+        self._until = began + ttl_s / 2
+        self._program = asyncio.create_task(self._run(self._box, ttl_s))
+        await asyncio.sleep(0)  # the task hands over the way to write
+
+    async def call(self, seat: int, call: str, *args: object) -> Any:
+        """Make one call for a seat; cancelled, it has ``GRACE_S`` more before the box is killed.
+
+        Raises:
+            Raised: What the environment raised.
+            SandboxFailure: When the box is gone.
+        """
+        if self._failure is not None or self._write is None:
+            raise self._gone(call)
+        key = next(self._ids)
+        request = {"id": key, "call": call, "seat": seat, "args": args}
+        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        future = self._waiting[key] = asyncio.get_running_loop().create_future()
+        self._write(line)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if key in self._waiting:
+                self._give_up(key, call)
+            raise
+
+    async def close(self) -> None:
+        """Take the box down; may be called twice."""
+        self._end("the box is closed")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        program, box = self._program, self._box
+        if program is not None:
+            program.cancel()
+            await asyncio.wait({program})
+        if box is not None:
+            await self._source.give_back(box)
+
+    async def _run(self, box: Sandbox, ttl_s: float) -> None:
+        """Run the server until it ends, and with it the box."""
+        folder = f"{_FOLDER}/"
+        argv = [self._recipe.python, *(folder + name for name in _FILES)]
+        try:
+            ended = await box.program(
+                argv, take=self._take, begun=self._begun, timeout_s=ttl_s, env=_ENV
+            )
+        except Exception as e:
+            self._end(first_line(str(e)))
+        else:
+            self._end(_why(ended))
+
+    def _begun(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+
+    def _take(self, data: bytes) -> None:
+        self._rest += data
+        if b"\n" not in data:
+            if len(self._rest) > MAX_LINE:
+                self._end(f"the box wrote a line of more than {MAX_LINE} bytes")
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        try:
+            for line in lines:
+                self._settle(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            self._end(f"the box answered outside the protocol: {type(e).__name__}")
+
+    def _settle(self, answer: Mapping[str, Any]) -> None:
+        key = answer["id"]
+        timer = self._late.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        future = self._waiting.pop(key, None)
+        if future is None or future.done():
+            return
+        if "error" in answer:
+            future.set_exception(Raised(answer["error"]))
+        else:
+            future.set_result(answer["value"])
+
+    def _give_up(self, key: int, call: str) -> None:
+        reason = f"env.{call} did not come back: the box was killed"
+        later = asyncio.get_running_loop().call_later(GRACE_S, self._end, reason)
+        self._late[key] = later
+
+    def _end(self, message: str) -> None:
+        """Kill the box; what waits fails now."""
+        self._fail(message)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+
+    def _fail(self, message: str) -> None:
+        """Let all calls end, now and later; the first reason stays."""
+        if self._failure is None:
+            self._failure = SandboxFailure(message, boundary="isolation")
+        for timer in self._late.values():
+            timer.cancel()
+        self._late.clear()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._gone("call"))
+        self._waiting.clear()
+
+    def _gone(self, call: str) -> SandboxFailure:
+        return SandboxFailure(f"env.{call}: {self._failure}", boundary=f"env.{call}")
+
+
+def _why(ended: ExecResult) -> str:
+    """Say why the server is no more."""
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    said = f": {first_line(lines[-1])}" if lines else ""
+    if ended.timed_out:
+        return f"the box's time is over{said}"
+    if ended.exit_code == 137:
+        return f"the environment was killed in its box, most likely for its memory{said}"
+    return f"the environment ended its own process, exit code {ended.exit_code}{said}"

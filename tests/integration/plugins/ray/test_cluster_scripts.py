@@ -28,10 +28,9 @@ from support.ray_runs import (
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.training.process_group import own_address
 from rollart_ray import local as ray_local
-from rollart_ray.actor import ActorSettings
-from rollart_ray.cluster import RayCluster, read_token_anew
+from rollart_ray.cluster import RayCluster
 from rollart_ray.pools import ResourceSlot
-from rollart_ray.worker import RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, Reservation
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 BIN = Path(sys.executable).parent
@@ -142,11 +141,11 @@ def test_an_engine_over_two_gpus_sees_two_of_its_own(environment: dict[str, str]
     mine = {k: environment[k] for k in ("RAY_AUTH_TOKEN_PATH",)} | {"RAY_AUTH_MODE": "token"}
     try:
         with ray_local.variables(mine):
-            read_token_anew()
+            ray_local.read_token_anew()
             seen = asyncio.run(_seen(environment["HEAD"]))
     finally:
         ended(head)
-        read_token_anew()
+        ray_local.read_token_anew()
     first, second = (set(devices.split(",")) for devices in seen)
     assert len(first) == len(second) == 2
     assert not first & second

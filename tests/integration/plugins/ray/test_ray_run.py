@@ -29,11 +29,10 @@ from rollart_core.runtime.launch import launch
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_ray import nodes as ray_nodes
-from rollart_ray.actor import ActorSettings
 from rollart_ray.cluster import RayCluster
-from rollart_ray.local_nodes import LocalNodes, local_nodes
+from rollart_ray.local import LocalNodes, local_nodes
 from rollart_ray.pools import ResourceSlot
-from rollart_ray.worker import RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, Reservation
 
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 KEEPS_ALL = {"id": "grpo", "zero_advantage": "keep"}

@@ -18,8 +18,7 @@ from support.registry_wheels import Scene, make_scene, make_wheel, passing
 from rollart_core.cli import main
 from rollart_core.cli.output import print_columns
 from rollart_core.errors import RegistryError
-from rollart_registry import trust
-from rollart_registry.cli import operating, options, owning
+from rollart_registry import cli, options, trust
 from rollart_registry.client import opened
 from rollart_registry.interpreter import TargetInterpreter
 from rollart_registry.site import build_site
@@ -36,8 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.delenv("ROLLART_REGISTRY", raising=False)
     monkeypatch.delenv("ROLLART_KEY_PASSPHRASE", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(owning, "run_check", passing)
-    monkeypatch.setattr(operating, "run_check", passing)
+    monkeypatch.setattr(cli, "run_check", passing)
 
     def call(line: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", shlex.split(line))
@@ -313,7 +311,7 @@ LINES = (
 def test_without_the_extra_each_command_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     known = {
         one.name or (one.callback and one.callback.__name__.replace("_", "-"))
-        for one in options.app.registered_commands
+        for one in cli.app.registered_commands
     }
     assert {line.split()[0] for line in LINES} == known
     argv = [sys.executable, "-c", WITHOUT_EXTRA, *LINES, "--help", "install --help"]

@@ -15,12 +15,11 @@ from support.registry_wheels import Scene, failing, make_scene, make_wheel, pass
 from rollart_core.errors import RegistryError
 from rollart_registry import keys, submission, trust
 from rollart_registry.accept import accept
-from rollart_registry.build import wheel_of
 from rollart_registry.client import opened
 from rollart_registry.names import check_owner, owner_of_distribution, parse_wanted
 from rollart_registry.operator import init
 from rollart_registry.tree import locked
-from rollart_registry.wheel import read_wheel
+from rollart_registry.wheel import read_wheel, wheel_of
 
 
 @pytest.fixture(autouse=True)

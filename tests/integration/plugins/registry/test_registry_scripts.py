@@ -15,7 +15,7 @@ from rollart_core.errors import RegistryError
 from rollart_registry.install import install, sync
 from rollart_registry.interpreter import TargetInterpreter
 from rollart_registry.lock import Lock
-from rollart_registry.script import script_fault
+from rollart_registry.verify import script_fault
 from rollart_registry.wheel import read_wheel
 
 __all__ = ["index"]

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from rollart_core.errors import ConfigError, SandboxFailure
 from rollart_core.rollout import loop
-from rollart_sandboxes.cli.sandbox import app
+from rollart_sandboxes.cli import app
 from rollart_sandboxes.pool import source
 from rollart_sandboxes.pool.gc import collect_garbage
 from rollart_sandboxes.pool.live import (

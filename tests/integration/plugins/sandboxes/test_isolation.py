@@ -35,8 +35,7 @@ from rollart_core.errors import (
 from rollart_core.plugins import registry
 from rollart_core.rollout import loop
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_sandboxes.isolation import slots as box_module
-from rollart_sandboxes.isolation import slots as seats
+from rollart_sandboxes.isolation import env as isolated
 from rollart_sandboxes.isolation.config import Isolation
 from rollart_sandboxes.isolation.env import open_env
 from rollart_sandboxes.isolation.image import Build, build_image, find_project
@@ -70,8 +69,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if wall != "venv" and (why := missing(wall)):
         pytest.skip(why)
     yield
-    loop.run(seats.close_idle())
-    assert not seats._boxes, "a box is still there"
+    loop.run(isolated.close_idle())
+    assert not isolated._boxes, "a box is still there"
 
 
 def isolation(kind: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -183,7 +182,7 @@ def worked(work: Callable[[EnvWorker], Awaitable[None]]) -> None:
 def test_a_call_that_hangs_is_killed_and_others_go_on(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(isolated, "GRACE_S", 0.2)
     ref = EnvRef(ODD, {"isolation": isolation(kind, folder, num_seats=1)})
 
     async def work(worker: EnvWorker) -> None:
@@ -201,7 +200,7 @@ def test_a_call_that_hangs_is_killed_and_others_go_on(
 
 
 def test_a_making_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(isolated, "GRACE_S", 0.1)
     ref = EnvRef(ODD, {"isolation": isolation("venv", folder), "making": "hang"})
 
     async def work(worker: EnvWorker) -> None:
@@ -209,7 +208,7 @@ def test_a_making_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyP
             await worker.reset("a", ref, seed=0, options={}, timeout_s=1.0)
         await worker.end("a", reusable=False)
         assert await worker.num_hung() == 0
-        await until(lambda: not seats._boxes, "the end of the box")
+        await until(lambda: not isolated._boxes, "the end of the box")
 
     worked(work)
 
@@ -217,7 +216,7 @@ def test_a_making_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyP
 def test_an_answer_that_comes_late_costs_no_box(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_module, "GRACE_S", 60.0)
+    monkeypatch.setattr(isolated, "GRACE_S", 60.0)
     ref = EnvRef(ODD, {"isolation": isolation("venv", folder)})
 
     async def work(worker: EnvWorker) -> None:
@@ -383,7 +382,7 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
     env = make("venv", folder)
     try:
         env.reset()
-        box = next(iter(next(iter(seats._boxes.values()))._starts))
+        box = next(iter(next(iter(isolated._boxes.values()))._starts))
         future = loop.submit(env._seat.call("step", "sleep 60"))
         loop.run(_say(box, b"no JSON\n"))
         with pytest.raises(SandboxFailure, match="outside the protocol"):
@@ -398,14 +397,14 @@ def test_a_box_that_lies_in_open_is_left(
     how: str, lie: object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"isolation": isolation("venv", folder)}
-    honest = box_module.EnvSandbox.call
+    honest = isolated.EnvSandbox.call
     lies = how != "begin"
 
-    async def call(box: box_module.EnvSandbox, seat: int, call: str, *args: object) -> Any:
+    async def call(box: isolated.EnvSandbox, seat: int, call: str, *args: object) -> Any:
         said = await honest(box, seat, call, *args)
         return lie if call == "open" and lies else said
 
-    monkeypatch.setattr(box_module.EnvSandbox, "call", call)
+    monkeypatch.setattr(isolated.EnvSandbox, "call", call)
     with pytest.raises(SandboxFailure, match="cannot be read"):
         if how == "make":
             registry.make(ODD, **given)
@@ -416,13 +415,13 @@ def test_a_box_that_lies_in_open_is_left(
             loop.run(env._seat._leave())
             lies = True
             env.reset()
-    assert [b.num_seats for each in seats._boxes.values() for b in each._starts] == [0]
+    assert [b.num_seats for each in isolated._boxes.values() for b in each._starts] == [0]
 
 
 def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(seat: seats.EnvSlot) -> None:
+    def broken(seat: isolated.EnvSlot) -> None:
         raise RuntimeError("of all things")
 
     monkeypatch.setattr("rollart_sandboxes.isolation.env.IsolatedEnv", broken)
@@ -431,7 +430,7 @@ def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
         registry.make(ODD, **given)
     with pytest.raises(RuntimeError, match="of all things"):
         asyncio.run(open_env(ODD, given))
-    assert [b.num_seats for each in seats._boxes.values() for b in each._starts] == [0]
+    assert [b.num_seats for each in isolated._boxes.values() for b in each._starts] == [0]
 
 
 def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None:

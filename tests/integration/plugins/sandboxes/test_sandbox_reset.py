@@ -11,8 +11,7 @@ import pytest
 from support.sandbox_walls import EACH_WALL, HELD, MIB, missing, opened
 
 from rollart_sandboxes import base as boxes
-from rollart_sandboxes.inside.packing import Packing
-from rollart_sandboxes.inside.restoring import Restoring
+from rollart_sandboxes.inside.snapshots import Packing, Restoring
 
 MAKE = """
 git init -q -b main . && git config user.email a@example.org && git config user.name A

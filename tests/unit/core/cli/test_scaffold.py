@@ -13,7 +13,7 @@ from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
-from rollart_registry import build
+from rollart_registry import wheel
 
 KINDS = tuple(names.REGISTERED_AS)
 WORDING = render.Wording("acme", "Made for a test.")
@@ -97,7 +97,7 @@ def test_an_id_of_the_wrong_form(plugin_id: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_package_is_called_what_its_own_git_or_wheel_leaves_out(kind: names.Kind) -> None:
     ignored = (render.template(kind) / "{{cookiecutter.slug}}/.gitignore").read_text().split()
-    patterns = [*(line.rstrip("/") for line in ignored), *build._LEFT_OUT]
+    patterns = [*(line.rstrip("/") for line in ignored), *wheel._LEFT_OUT]
     refused = [p for p in patterns if p.isidentifier() and p != "__pycache__"]
     assert {"build", "dist", "runs", "venv"} <= set(refused)
     for given in refused:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollart_envs.swe.grade import grade
 from rollart_envs.swe.logs import (
     READERS,
     MarkersMissing,
@@ -17,6 +16,7 @@ from rollart_envs.swe.logs import (
     read_sympy,
     read_unittest,
 )
+from rollart_envs.swe.repair_judge import grade
 from rollart_envs.swe.report import ReportError, read_report
 from rollart_envs.swe.report_plugin import signed_text, status_of
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rollart_core.errors import WorkerDied
-from rollart_ray.actor import ActorSettings, WorkerActor
-from rollart_ray.worker import RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, Reservation, WorkerActor
 
 
 class _Method:

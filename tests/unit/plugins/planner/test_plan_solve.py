@@ -6,7 +6,7 @@ from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Pool
 from rollart_planner.fit import everywhere
 from rollart_planner.roofline import turn_time
-from rollart_planner.steady import steady_rate
+from rollart_planner.solve import steady_rate
 from rollart_testing.modelled_engine import EngineTime
 
 MODEL = ModelShape(8 * 10**9, 32, 32, 8, 128)
