@@ -1,7 +1,7 @@
 """What each trajectory, or each turn of it, has earned.
 
 Takes: trajectories, and penalties of their tokens. Gives: returns in the order of turns, and rows
-of tokens. Never: compares trajectories with each other; that is ``relative.py``.
+of tokens. Never: compares trajectories with each other; that is ``group_advantages.py``.
 
     trajectory   R                                    one number for all tokens
     turn         G_k = sum_{j >= k} discount^(j-k) r_j   for the tokens of turn k

@@ -24,9 +24,9 @@ import numpy as np
 from rollart_algorithms.config import GiGPOConfig
 from rollart_algorithms.credit import Returns, group_returns, rows_of
 from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.group_advantages import group_advantages
 from rollart_algorithms.options import CreditOptions
 from rollart_algorithms.policy_gradient import RatioPolicy
-from rollart_algorithms.relative import relative
 from rollart_core.contracts.algorithm import Signals
 from rollart_core.contracts.turns import anchors
 from rollart_core.types import FloatArray, Group
@@ -71,4 +71,4 @@ class GiGPO(RatioPolicy):
         return values
 
     def _compared(self, members: Sequence[Returns]) -> list[Returns]:
-        return relative(members, "group_mean", self.config, 1.0)
+        return group_advantages(members, "group_mean", self.config, 1.0)

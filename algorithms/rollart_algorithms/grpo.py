@@ -25,9 +25,9 @@ from typing import ClassVar
 from rollart_algorithms.config import GRPOConfig
 from rollart_algorithms.credit import Returns, group_returns, rows_of
 from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.group_advantages import Baseline, group_advantages, std_of
 from rollart_algorithms.options import GroupPolicyOptions
 from rollart_algorithms.policy_gradient import RatioPolicy
-from rollart_algorithms.relative import Baseline, relative, std_of
 from rollart_core.contracts.algorithm import Signals
 from rollart_core.types import FloatArray, Group
 
@@ -57,5 +57,5 @@ class GRPO(RatioPolicy):
         return [
             member
             for members in groups
-            for member in relative(members, self.baseline, self.config, batch_std)
+            for member in group_advantages(members, self.baseline, self.config, batch_std)
         ]

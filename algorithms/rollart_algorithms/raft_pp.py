@@ -20,8 +20,8 @@ import numpy as np
 from rollart_algorithms.config import RAFTPPConfig
 from rollart_algorithms.credit import group_returns, rows_of
 from rollart_algorithms.divergence import kl_penalties
+from rollart_algorithms.group_advantages import EPS, is_flat
 from rollart_algorithms.policy_gradient import RatioPolicy
-from rollart_algorithms.relative import EPS, is_flat
 from rollart_core.contracts.algorithm import Signals
 from rollart_core.types import BoolArray, FloatArray, Group
 

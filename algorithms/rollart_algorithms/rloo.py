@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rollart_algorithms.config import RLOOConfig
+from rollart_algorithms.group_advantages import Baseline
 from rollart_algorithms.grpo import GRPO
-from rollart_algorithms.relative import Baseline
 
 
 class RLOO(GRPO):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollart_algorithms.relative import is_flat
+from rollart_algorithms.group_advantages import is_flat
 from rollart_core.types import BoolArray, FloatArray
 
 

@@ -34,7 +34,7 @@ EPS = 1e-6
 Baseline = Literal["group_mean", "leave_one_out"]
 
 
-def relative(
+def group_advantages(
     members: Sequence[Returns], baseline: Baseline, options: GroupOptions, batch_std: float
 ) -> list[Returns]:
     """Return the advantages of each member.
