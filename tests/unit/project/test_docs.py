@@ -65,21 +65,19 @@ def defined(tree: ast.Module, dotted: str) -> bool:
     return True
 
 
-def test_the_walk_through_a_run_names_what_is_there(repo_root: Path) -> None:
+def test_the_walk_along_an_episode_names_what_is_there_in_15_files(repo_root: Path) -> None:
     text = (repo_root / "docs/architecture.md").read_text(encoding="utf-8")
-    walk = text.partition("## From `rollart run` to a published weight, and back")[2]
-    steps = re.split(r"^\d+\. ", walk.partition("\n## ")[0], flags=re.MULTILINE)[1:]
-    assert 12 <= len(steps) <= 20
-    trees: dict[str, ast.Module] = {}
+    walk = text.partition("## One episode, from reset to the update it causes")[2]
+    walk = walk.partition("\n## ")[0]
+    steps = re.split(r"^\d+\. ", walk.partition("\nBefore that")[0], flags=re.MULTILINE)[1:]
+    files = [{path for path, _ in NAMED.findall(step)} for step in steps]
+    assert [len(paths) for paths in files] == [1] * len(steps), "each step is one file"
+    assert len(set.union(*files)) == len(steps) <= 15
+    assert [step.count(". ") for step in steps] == [0] * len(steps), "each step is one sentence"
     missing = []
-    for number, step in enumerate(steps, 1):
-        named = NAMED.findall(step)
-        assert len(named) == step.count(".py"), f"step {number}: each file with what is in it"
-        assert named, f"step {number} names no function"
-        for path, name in named:
-            if path not in trees:
-                trees[path] = ast.parse((repo_root / path).read_text(encoding="utf-8"))
-            missing += [] if defined(trees[path], name) else [f"{number}: {path}: {name}"]
+    for path, name in NAMED.findall(walk):
+        tree = ast.parse((repo_root / path).read_text(encoding="utf-8"))
+        missing += [] if defined(tree, name) else [f"{path}: {name}"]
     assert not missing
 
 
