@@ -317,7 +317,18 @@ class RetryingScorer:
     async def _answered(self, left: _Open, turn: asyncio.Lock) -> dict[int, Outcome]:
         """Return an outcome for each open request; whoever makes a call holds ``turn``."""
         asked, found = dict(left.requests), left.found
-        await self._retrying(left)(self._try, left, turn)
+        async for attempt in self._retrying(left):
+            with attempt:
+                async with turn:
+                    may_ask = await self._may_ask(left)
+                    if may_ask:
+                        call = self._call_for(left)
+                        try:
+                            results = (await left.client.ask(call)).results
+                        except (RewardFailure, DeadlineFailure) as e:
+                            results = (e,) * len(call.requests)
+                        self._take(results, call, left)
+                attempt.retry_state.set_result(may_ask and bool(left.requests))
         found.update({index: self._given_up(index, left) for index in left.requests})
         named = {
             index: self._named(found[index], left.errors.get(index)) for index in sorted(found)
@@ -327,23 +338,19 @@ class RetryingScorer:
             tasks = [group.create_task(self._answered(one, turn)) for one in left.alone]
         return {**named, **{i: outcome for task in tasks for i, outcome in task.result().items()}}
 
-    async def _try(self, left: _Open, turn: asyncio.Lock) -> bool:
-        """Make one call for what is open; return whether another one may help."""
+    async def _may_ask(self, left: _Open) -> bool:
+        """Choose the backend of the next try; False if there is none, or nothing to ask."""
         if left.is_unclear:
             left.split()
-        if not left.requests:
+        if not left.requests or _now_s() >= left.ends_s:
             return False
-        async with turn:
-            client = await self._free_backend(left) if _now_s() < left.ends_s else None
-            if client is None:
-                return False
-            left.client = client
-            call = self._call_for(left)
-            try:
-                results = (await client.ask(call)).results
-            except (RewardFailure, DeadlineFailure) as e:
-                results = (e,) * len(call.requests)
-        outcomes = self._outcomes(left, call, results)
+        client = await self._free_backend(left)
+        left.client = client or left.client
+        return client is not None
+
+    def _take(self, results: Sequence[Outcome], call: RewardCall, left: _Open) -> None:
+        """Take what a try gave for each open request."""
+        outcomes, client = self._outcomes(left, call, results), left.client
         left.num_tries += not client.is_out  # an outage is not the fault of the request
         unclear = self._unclear(outcomes)
         left.is_unclear = bool(unclear)
@@ -353,7 +360,6 @@ class RetryingScorer:
                 del left.requests[index]
             if not isinstance(outcome, RewardResult):
                 left.errors[index] = (client, outcome)
-        return bool(left.requests)
 
     def _retrying(self, left: _Open) -> AsyncRetrying:
         """Return the policy: how long to wait before the next try, and whether there is one."""

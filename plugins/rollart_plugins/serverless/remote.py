@@ -296,29 +296,33 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         """Return the results of a piece and what they cost; no cost: it was not answered."""
         deadline_s = min(call.deadline_s, self._timeout_s)
         until_s = asyncio.get_running_loop().time() + deadline_s
-        key = f"{call.idempotency_key}.{number}"
+        key, weight = f"{call.idempotency_key}.{number}", len(piece.places)
         try:
             async with asyncio.timeout(deadline_s), self._slots:
-                answer, cost = await self._exchange(call.group, key, piece, until_s)
+                left_s = max(0.001, until_s - asyncio.get_running_loop().time())
+                # It answers what it has before this side stops to wait: one that hangs fails alone.
+                answers_in_s = left_s - min(_WAY_BACK_S, left_s / 5)
+                body = wire.call_bytes(
+                    self.reward, piece.requests, group=call.group, key=key, deadline_s=answers_in_s
+                )
+                sent = await self.send(body, key=key, deadline_s=left_s, weight=weight)
+            return self._results_of(sent, key, piece)
         except TimeoutError:
             message = f"{self.name} did not answer within {deadline_s:g} s"
             late = DeadlineFailure(message, boundary="reward.score")
-            return (late,) * len(piece.places), None
+            return (late,) * weight, None
         except BackendFailure as e:
             self._clean_failure(e)
-            return (e,) * len(piece.places), None
-        return answer, cost
+            return (e,) * weight, None
 
-    async def _exchange(
-        self, group: bool, key: str, piece: _Piece, until_s: float
+    def _results_of(
+        self, sent: Sent, key: str, piece: _Piece
     ) -> tuple[tuple[Outcome, ...], RewardCost]:
-        left_s = max(0.001, until_s - asyncio.get_running_loop().time())
-        # It answers what it has before this side stops to wait: one that hangs fails alone.
-        deadline_s = left_s - min(_WAY_BACK_S, left_s / 5)
-        body = wire.call_bytes(
-            self.reward, piece.requests, group=group, key=key, deadline_s=deadline_s
-        )
-        sent = await self.send(body, key=key, deadline_s=left_s, weight=len(piece.places))
+        """Return the results that were sent back, and what they cost.
+
+        Raises:
+            BackendFailure: When it is no answer to what was asked.
+        """
         if len(sent.body) > self._limits.answer_bytes:
             raise BackendFailure(f"its answer is of {len(sent.body)} bytes, too many")
         answer = wire.read_answer(sent.body, key, piece.ids, self._range)
