@@ -36,7 +36,7 @@ from rollart_core.scheduling.evaluate import clusters_of
 from rollart_core.scheduling.failure_rate import RetryBudget
 from rollart_core.scheduling.observer import NobodyWatches, RunObserver
 from rollart_core.store.estimates import Clusters
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import run_lock
 from rollart_core.types import Task, Ticket, Trajectory
 
 NO_ORACLE = "it has no oracle()"
