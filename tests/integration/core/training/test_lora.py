@@ -15,10 +15,9 @@ from support.whole_runs import BASE, run
 
 from rollart_algorithms.grpo import GRPO
 from rollart_bench import bandit
-from rollart_core.config.auxiliary_models import AuxiliaryModels
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.config.training import Critic, LoRA, Reference
+from rollart_core.config.training import AuxiliaryModels, Critic, LoRA, Reference
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import ConfigError
 from rollart_core.models import lora

@@ -10,8 +10,7 @@ from support.small_models import make_groups, make_trainer, save_model
 from support.trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config.auxiliary_models import AuxiliaryModels
-from rollart_core.config.training import LoRA
+from rollart_core.config.training import AuxiliaryModels, LoRA
 from rollart_core.models import lora
 from rollart_core.training.loading import load_model
 from rollart_core.training.report import TrainStepReport
