@@ -31,7 +31,7 @@ from rollart_core.config import training as config_training
 from rollart_core.config.base import Section
 from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.contracts.spec import PluginSpec
-from rollart_core.evals.suite import Suite, SuiteEnv
+from rollart_core.evals.plan import Suite, SuiteEnv
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
