@@ -23,18 +23,15 @@ from rollart_core.cli import COMMANDS
 from rollart_core.cli.info import FieldHelp, fields_of
 from rollart_core.config import envs as config_envs
 from rollart_core.config import evaluation as config_evaluation
-from rollart_core.config import guard as config_guard
 from rollart_core.config import model as config_model
-from rollart_core.config import model_shape as config_shape
 from rollart_core.config import run as config
 from rollart_core.config import runtime as config_runtime
 from rollart_core.config import scoring as config_rewards
-from rollart_core.config import trainer as config_trainer
 from rollart_core.config import training as config_training
 from rollart_core.config.base import Section
 from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.contracts.spec import PluginSpec
-from rollart_core.evals.suite import Suite, SuiteEnv
+from rollart_core.evals.plan import Suite, SuiteEnv
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
 from rollart_plugins.adapters.base import AdapterOptions
@@ -74,12 +71,9 @@ CONFIG = (
     config,
     config_envs,
     config_evaluation,
-    config_guard,
     config_model,
     config_rewards,
     config_runtime,
-    config_shape,
-    config_trainer,
     config_training,
 )
 """The modules that the sections of a run config are in."""

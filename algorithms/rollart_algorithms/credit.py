@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollart_algorithms.options import CreditOptions
-from rollart_core.contracts.turns import (
+from rollart_algorithms.turns import (
     num_turns,
     spread_over_turns,
     turn_returns,

@@ -27,8 +27,8 @@ from rollart_algorithms.divergence import kl_penalties
 from rollart_algorithms.group_advantages import group_advantages
 from rollart_algorithms.options import CreditOptions
 from rollart_algorithms.policy_gradient import RatioPolicy
+from rollart_algorithms.turns import anchors
 from rollart_core.contracts.algorithm import Signals
-from rollart_core.contracts.turns import anchors
 from rollart_core.types import FloatArray, Group
 
 

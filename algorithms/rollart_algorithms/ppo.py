@@ -34,9 +34,9 @@ from rollart_algorithms.credit import per_trajectory
 from rollart_algorithms.divergence import kl_penalties
 from rollart_algorithms.policy_gradient import Metrics, RatioPolicy
 from rollart_algorithms.timeline import Row, Timeline
+from rollart_algorithms.turns import turn_rewards
 from rollart_algorithms.whitening import whitened
 from rollart_core.contracts.algorithm import LossBatch, Signals, ZeroAdvantage
-from rollart_core.contracts.turns import turn_rewards
 from rollart_core.types import FloatArray, Group, Trajectory
 
 

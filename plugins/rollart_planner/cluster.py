@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from rollart_core.config.base import Figure, NonNegative, Positive, PositiveInt, Section
 from rollart_core.config.load import read_yaml
-from rollart_core.config.model_shape import Shape
+from rollart_core.config.model import Shape
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.contracts.hardware import ModelShape, Pool, Role
 from rollart_core.errors import ConfigError, did_you_mean

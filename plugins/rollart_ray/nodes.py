@@ -155,7 +155,7 @@ def check_what_is_missing(
     given = dict(options)
 
     def tell() -> list[str]:
-        from rollart_core.config.validation.preflight import missing
+        from rollart_core.config.resolve_plugin import missing
 
         return [problem.within() for problem in missing(kind, plugin_id, given)]
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -63,40 +63,26 @@ def new_env(
     _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
 
 
-def new_reward(
-    name: Name,
-    plugin_id: Id = None,
-    output: Output = Path(),
-    non_interactive: NonInteractive = False,
-    as_json: Json = False,
-) -> None:
-    """Make a package with a reward function and its tests."""
-    named = _named("reward", name, plugin_id, output)
-    _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
+def _command(kind: Kind, help_text: str) -> Callable[..., None]:
+    """Return the command that makes packages of a kind."""
+
+    def command(
+        name: Name,
+        plugin_id: Id = None,
+        output: Output = Path(),
+        non_interactive: NonInteractive = False,
+        as_json: Json = False,
+    ) -> None:
+        named = _named(kind, name, plugin_id, output)
+        _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
+
+    command.__doc__ = help_text
+    return command
 
 
-def new_algorithm(
-    name: Name,
-    plugin_id: Id = None,
-    output: Output = Path(),
-    non_interactive: NonInteractive = False,
-    as_json: Json = False,
-) -> None:
-    """Make a package with a training algorithm and its tests."""
-    named = _named("algorithm", name, plugin_id, output)
-    _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
-
-
-def new_mapper(
-    name: Name,
-    plugin_id: Id = None,
-    output: Output = Path(),
-    non_interactive: NonInteractive = False,
-    as_json: Json = False,
-) -> None:
-    """Make a package with a hardware mapper and its tests."""
-    named = _named("mapper", name, plugin_id, output)
-    _make(named, output, asks=not (non_interactive or as_json), as_json=as_json)
+new_reward = _command("reward", "Make a package with a reward function and its tests.")
+new_algorithm = _command("algorithm", "Make a package with a training algorithm and its tests.")
+new_mapper = _command("mapper", "Make a package with a hardware mapper and its tests.")
 
 
 def _named(kind: Kind, name: str, plugin_id: str | None, output: Path) -> PackageName:

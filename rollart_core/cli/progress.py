@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
     from rollart_core.evals.table import Table
+    from rollart_core.scheduling.observer import RunObserver
 
 PLAIN_EVERY_S = 5.0
 _BAR_WIDTH = 30
@@ -28,21 +29,8 @@ _LIVE_WIDTH = 12
 Line = Mapping[str, float | str]
 
 
-class Display(Protocol):
-    """A RunObserver that shows what it sees."""
-
-    def phase(self, name: str, detail: str = "") -> None:
-        """Show that a phase begins."""
-
-    def progress(self, fraction: float | None, line: Line) -> None:
-        """Show how far it is."""
-
-    def message(self, text: str) -> None:
-        """Show a text."""
-
-
 @contextmanager
-def display(console: Console) -> Iterator[Display]:
+def display(console: Console) -> Iterator[RunObserver]:
     """Show a run on ``console``: live where it is a terminal, else in plain lines."""
     if not console.is_terminal:
         plain = PlainDisplay(console)
@@ -227,13 +215,12 @@ def matrix(table: Table) -> Group:
     """Return a table of environments and players, and what must be said of it."""
     from rollart_core.evals.table import notes, rows, titles
 
-    columns = table.columns
     shown = RichTable(title="Success on held-out tasks", title_justify="left", title_style="bold")
-    for title in titles(columns):
+    for title in titles(table):
         shown.add_column(title, overflow="fold")
-    for row in rows(table, columns):
+    for row in rows(table):
         shown.add_row(row[0].strip("`"), *row[1:])
-    return Group(shown, *(f"- {note}" for note in notes(table, columns)))
+    return Group(shown, *(f"- {note}" for note in notes(table)))
 
 
 def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rollart_core.config.guard import SWITCHES
+from rollart_core.config.evaluation import SWITCHES
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.config.run import AsyncRun, RunConfig, SyncRun
 from rollart_core.config.validation.consistency import consistency_problems

@@ -11,19 +11,22 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, cast
 
-from rollart_core.config.auxiliary_models import AuxiliaryModels
 from rollart_core.config.load import RECORD_KEY, as_error, dump_yaml
 from rollart_core.config.model import NewModel, RemoteModel
 from rollart_core.config.problems import Problem
 from rollart_core.config.resolve_envs import ResolvedEnv as ResolvedEnv
-from rollart_core.config.resolve_envs import entries_as_dicts, resolve_envs, with_algorithms
+from rollart_core.config.resolve_envs import (
+    entries_as_dicts,
+    has_no_agent,
+    resolve_envs,
+    with_algorithms,
+)
 from rollart_core.config.resolve_plugin import PluginFinder, ref_of
 from rollart_core.config.resolve_plugin import ResolvedPlugin as ResolvedPlugin
 from rollart_core.config.run import Deadlines, EngineClass, RunConfig
 from rollart_core.config.scoring import Scoring, reward_problems, with_effect
-from rollart_core.config.validation.agents import has_no_agent
-from rollart_core.config.validation.consistency import replaced_everywhere
-from rollart_core.config.validation.evaluation import success_problems
+from rollart_core.config.training import AuxiliaryModels
+from rollart_core.config.validation.consistency import replaced_everywhere, success_problems
 from rollart_core.config.validation.plugins import (
     algorithm_problems,
     devices_of,

@@ -7,13 +7,12 @@ plugin, or stops at the first thing that is wrong.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.problems import Problem
-from rollart_core.config.validation.preflight import missing
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.reward import GroupReward, RewardSpec
 from rollart_core.contracts.spec import PluginSpec
@@ -23,6 +22,8 @@ from rollart_core.plugins.manager import Registered
 
 SpecT = TypeVar("SpecT", bound=PluginSpec)
 Note = Callable[[Problem], None]
+_BOXED = ("environments", "reward_backends")
+"""Kinds whose option ``sandbox`` names a box to be in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,33 @@ class PluginFinder:
         module = entry_point.partition(":")[0]
         if self.import_classes or ":" in plugin_id or not _exists(module):
             registry.resolve(kind, plugin_id)
+
+
+def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Problem]:
+    """Return what options name that this machine has not: executables, images, folders.
+
+    A config model may say it by a method ``missing() -> Mapping[str, str]``: option -> what is not
+    there, and how to mend it. Nothing that is named is started, fetched or imported.
+
+    Args:
+        kind: Of the plugin.
+        plugin_id: Its id.
+        options: As its config model checked them.
+    """
+    model = registry.config_model(kind, plugin_id)
+    tell = getattr(model, "missing", None)
+    found = []
+    if model is not None and tell is not None:
+        told: Mapping[str, str] = tell(model(**options))
+        found = [Problem((option,), message) for option, message in told.items()]
+    box = options.get("sandbox") if kind in _BOXED else None
+    if box is None:
+        return found
+    ref = PluginRef.model_validate(box)
+    try:
+        return found + [p.under("sandbox") for p in missing("sandboxes", ref.id, ref.options)]
+    except (UserError, ValueError):  # is told of where the box's options are checked
+        return found
 
 
 def _as_its_class_says(spec: RewardSpec) -> RewardSpec:

@@ -25,14 +25,13 @@ from rollart_core.config.base import (
 from rollart_core.config.envs import Env, joined_id
 from rollart_core.config.evaluation import Checkpoint as Checkpoint
 from rollart_core.config.evaluation import Evaluation as Evaluation
+from rollart_core.config.evaluation import Guard, guard_section
 from rollart_core.config.evaluation import Stop as Stop
-from rollart_core.config.guard import Guard, guard_section
-from rollart_core.config.model import Model
-from rollart_core.config.model_shape import RequestedWorkload
+from rollart_core.config.model import Model, RequestedWorkload
 from rollart_core.config.runtime import InlineRuntime, Runtime, Scaling
 from rollart_core.config.scoring import Scoring
-from rollart_core.config.trainer import Trainer as Trainer
 from rollart_core.config.training import Critic, Curriculum, LoRA, Reference, Shaping, Teacher
+from rollart_core.config.training import Trainer as Trainer
 
 
 class WarmStart(Section):

@@ -7,7 +7,7 @@
 
 Arrays of the advantage side are numpy, one ``[T]`` row a sample; tensors of the loss side are
 torch, packed to ``[N]`` over all tokens of a microbatch. What is known of an episode turn by turn
-(spans, rewards, anchor states) :mod:`rollart_core.contracts.turns` reads from its record. This
+(spans, rewards, anchor states) :mod:`rollart_algorithms.turns` reads from its record. This
 module does not import torch.
 """
 

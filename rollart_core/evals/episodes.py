@@ -18,6 +18,8 @@ from rollart_core.errors import ConfigError
 from rollart_core.types import FailureKind, Trajectory
 
 FILE = "episodes.jsonl"
+_PLAIN = ("ticket", "attempt", "column", "env", "split", "task", "status", "success", "score")
+"""Fields of an episode that its line has by the same names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +139,7 @@ class EpisodeLog:
 def _line(episode: Episode, trajectory: Trajectory) -> dict[str, object]:
     failure = trajectory.failure
     return {
-        "ticket": episode.ticket,
-        "attempt": episode.attempt,
-        "column": episode.column,
-        "env": episode.env,
-        "split": episode.split,
-        "task": episode.task,
-        "status": episode.status,
-        "success": episode.success,
-        "score": episode.score,
+        **{name: getattr(episode, name) for name in _PLAIN},
         "reward": trajectory.reward,
         "failure": {"kind": str(episode.failure), "why": episode.why} if failure else None,
         "wall_s": round(trajectory.wall_s, 3),
@@ -164,15 +158,7 @@ def _line(episode: Episode, trajectory: Trajectory) -> dict[str, object]:
 def _read_line(line: Mapping[str, Any]) -> Episode:
     failure, tokens = line["failure"], line["tokens"]
     return Episode(
-        ticket=line["ticket"],
-        attempt=line["attempt"],
-        column=line["column"],
-        env=line["env"],
-        split=line["split"],
-        task=line["task"],
-        status=line["status"],
-        success=line["success"],
-        score=line["score"],
+        **{name: line[name] for name in _PLAIN},
         failure=FailureKind(failure["kind"]) if failure else None,
         why=failure["why"] if failure else "",
         num_turns=len(line["turns"]),

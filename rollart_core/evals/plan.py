@@ -1,7 +1,18 @@
 """What an evaluation plays: which columns, and how many tasks of each environment, how often.
 
-Takes: a resolved run, or a suite. Gives: an :class:`EvalPlan`, kept in the evaluation's folder so
-that it can go on after a kill. Never: plays.
+A suite names several environments that are evaluated together, in one YAML file:
+
+    suite: small
+    tasks: 100
+    attempts: 4
+    envs:
+      - {id: toy/FrozenLake-v1, options: {hint: true}}
+      - {id: webshop/WebShop-v1, tasks: 50}
+
+Takes: a resolved run, or the mapping of a suite. Gives: an :class:`EvalPlan`, kept in the
+evaluation's folder so that it can go on after a kill; a :class:`Suite`, the run config that plays
+it, and which of its environments cannot be played on this machine. Never: plays, or leaves out an
+environment that does not ask for it (``if_sandbox``).
 """
 
 from __future__ import annotations
@@ -9,12 +20,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, ValidationError, model_validator
+
+from rollart_core.config.base import PositiveInt, Section, Seed
+from rollart_core.config.load import apply_override
+from rollart_core.config.problems import of_validation
 from rollart_core.config.resolve import ResolvedRun
-from rollart_core.errors import ConfigError
-from rollart_core.evals.suite import Suite
+from rollart_core.config.run import AsyncRun
+from rollart_core.errors import ConfigError, did_you_mean
+from rollart_core.plugins import registry
 from rollart_core.rollout.baseline import BASELINES
 from rollart_core.scheduling.task_mix import shares
 from rollart_core.store.run_dir import write_json
@@ -113,3 +131,132 @@ def plan_of_suite(suite: Suite, columns: tuple[str, ...], left_out: Mapping[str,
         if name not in left_out
     }
     return EvalPlan(columns, quotas, dict(left_out))
+
+
+class SuiteEnv(Section):
+    """One environment of a suite."""
+
+    id: str
+    """Id, alias, `module:Class` or `ADAPTER::FOREIGN_ID`."""
+    name: str | None = None
+    """What the table calls it; none: its id."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its own options."""
+    split: str | None = None
+    """None: the suite's."""
+    tasks: PositiveInt | None = None
+    """How many, or all there are where the split has fewer; none: the suite's."""
+    attempts: PositiveInt | None = None
+    """Sampled episodes a task; none: the suite's."""
+    max_turns: PositiveInt | None = None
+    """None: what the environment's spec says."""
+    if_sandbox: bool = False
+    """Leave it out, and say why, where its sandbox does not work on this machine."""
+
+
+class Suite(Section):
+    """Several environments."""
+
+    suite: str = Field(min_length=1)
+    """Its name."""
+    seed: Seed = 0
+    """Of tasks and sampling."""
+    split: str = "test"
+    """Tasks that nobody trains on."""
+    tasks: PositiveInt = 100
+    """Of each environment."""
+    attempts: PositiveInt = 1
+    """Sampled episodes a task."""
+    greedy: bool = False
+    """Also play greedily, once a task, where a model plays."""
+    envs: tuple[SuiteEnv, ...] = Field(min_length=1)
+    """The environments."""
+    run: dict[str, Any] = Field(default_factory=dict)
+    """Other keys of a run config, such as `rollout: {max_new_tokens: 64}`."""
+
+    @model_validator(mode="after")
+    def _no_key_twice(self) -> Suite:
+        names = self.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"envs: two are called {twice[0]!r}; give them a name each")
+        taken = sorted({"env", "evaluation", "seed", "name", "model"} & self.run.keys())
+        if taken:
+            raise ValueError(f"run.{taken[0]}: has no effect in a suite, which says it itself")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """What its environments are called."""
+        return [env.name or env.id for env in self.envs]
+
+    def run_mapping(self) -> dict[str, Any]:
+        """Return the run config that plays it, as a mapping, without a model."""
+        envs = [
+            {
+                "id": env.id,
+                "name": name,
+                "run": {"evaluation_split": env.split or self.split}
+                | ({"max_turns": env.max_turns} if env.max_turns else {}),
+                **env.options,
+            }
+            for env, name in zip(self.envs, self.names, strict=True)
+        ]
+        own = {"name": self.suite, "seed": self.seed, "env": envs}
+        return {**self.run, **own, "evaluation": {"greedy": self.greedy}}
+
+
+def read_suite(
+    mapping: dict[str, Any], source: Path, settings: Sequence[str]
+) -> tuple[Suite, list[str]]:
+    """Return a suite, and those settings that are of the run config.
+
+    Args:
+        mapping: As read from the file.
+        source: What errors call it.
+        settings: ``key=value`` each; those that name a key of the suite replace its own.
+
+    Raises:
+        ConfigError: With a line for each problem.
+    """
+    own = [s for s in settings if s.partition("=")[0].partition(".")[0] in Suite.model_fields]
+    for setting in own:
+        apply_override(mapping, setting)
+    others = [s for s in settings if s not in own]
+    for setting in others:
+        section = setting.partition("=")[0].partition(".")[0]
+        if section not in AsyncRun.model_fields:
+            near = did_you_mean(section, (*Suite.model_fields, *AsyncRun.model_fields))
+            said = near or f" A suite has {', '.join(Suite.model_fields)}."
+            raise ConfigError(f"command line: {section}: unknown key.{said}")
+        if section in ("env", "evaluation", "name"):
+            keys = "tasks=, attempts=, split=, greedy= or envs.0.options.KEY="
+            raise ConfigError(f"{setting}: has no effect with a suite; say {keys}")
+    try:
+        return Suite.model_validate(mapping), others
+    except ValidationError as e:
+        lines = [f"{source}: {problem.within()}" for problem in of_validation(e, Suite)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def left_out(suite: Suite) -> dict[str, str]:
+    """Return the environments that cannot be played here, by name, each with the reason.
+
+    Raises:
+        UserError: When there is no such environment or sandbox.
+    """
+    pairs = zip(suite.names, suite.envs, strict=True)
+    whys = {name: _why_left_out(env) for name, env in pairs if env.if_sandbox}
+    return {name: why for name, why in whys.items() if why}
+
+
+def _why_left_out(env: SuiteEnv) -> str:
+    asked = env.options.get("sandbox") or registry.env_spec(env.id).sandbox
+    name = asked.get("id") if isinstance(asked, dict) else asked
+    return _sandbox_fault(str(name)) if name else ""
+
+
+@cache
+def _sandbox_fault(sandbox: str) -> str:
+    """Return why a sandbox does not work here; empty when it does. Each is asked once."""
+    return registry.sandbox_service().fault(sandbox)

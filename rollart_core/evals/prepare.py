@@ -15,9 +15,8 @@ from rollart_core.config.load import apply_override, dump_yaml, is_suite, read_y
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import ConfigError
 from rollart_core.evals import plan as plans
-from rollart_core.evals.identity import env_facts
-from rollart_core.evals.plan import EvalPlan
-from rollart_core.evals.suite import Suite, left_out, read_suite
+from rollart_core.evals.plan import EvalPlan, Suite, left_out, read_suite
+from rollart_core.evals.report import env_facts
 from rollart_core.evals.table import Table, merged
 from rollart_core.runtime.prepare import prepare_mapping
 from rollart_core.store.resume import BEFORE

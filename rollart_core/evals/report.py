@@ -1,8 +1,9 @@
 """The result of an evaluation: the object that ``--json`` prints, ``report.json`` and ``card.md``.
 
 Takes: the cells and episodes of an evaluation. Gives: :class:`EvaluationReport`, its file, and its
-card as Markdown: what was evaluated, with which players, and the figures. Never: a figure that was
-not measured.
+card as Markdown: what was evaluated (so that somebody else can tell whether it was the same), with
+which players, and the figures. Never: a figure that was not measured; a secret, or a hash of what
+is elsewhere (a server says which model it serves, and no more can be known).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.evals.cells import (
     NO_TURN,
     Cell,
@@ -25,7 +27,6 @@ from rollart_core.evals.cells import (
     wins_of,
 )
 from rollart_core.evals.episodes import Episode
-from rollart_core.evals.identity import config_hash, env_facts
 from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
 from rollart_core.evals.table import Table, markdown, of_report, shown_score, shown_success
 from rollart_core.store.estimates import Clusters, clustered_share
@@ -33,6 +34,9 @@ from rollart_core.store.run_dir import write_json
 
 KIND = "evaluation"
 CARD, REPORT = "card.md", "report.json"
+_PLACES = ("runs_dir", "name", "runtime", "resolved_with")
+"""Keys of a config that say where something runs or lies, and not what."""
+_BLOCK = 1 << 20
 
 Json = Mapping[str, Any]
 _CARD_METHOD = """\
@@ -264,3 +268,40 @@ def _markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
     )
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a config without what only says where things are."""
+    said = {key: value for key, value in config.items() if key not in _PLACES}
+    text = json.dumps(said, sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()
+
+
+def model_hash(path: str) -> str | None:
+    """Return one SHA-256 over the names and contents of a model's files; None for no folder."""
+    folder = Path(path)
+    if not path or not folder.is_dir():
+        return None
+    total = sha256()
+    for file in sorted(p for p in folder.iterdir() if p.is_file()):
+        content = sha256()
+        with file.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                content.update(block)
+        total.update(f"{file.name}\0{content.hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def env_facts(run: ResolvedRun, env: ResolvedEnv) -> dict[str, Any]:
+    """Return what an environment was, in which version, and on which tasks."""
+    return {
+        "name": env.name,
+        "id": env.spec.id,
+        "package": env.plugin.distribution,
+        "version": env.plugin.version,
+        "split": env.evaluation_split,
+        "max_turns": env.max_turns,
+        "seed": run.config.seed,
+        "task_seeds": run.config.task_seeds,
+        "options": json.loads(json.dumps(dict(env.plugin.options), default=str)),
+    }

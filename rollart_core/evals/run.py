@@ -25,9 +25,8 @@ from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.evals.cells import Cell, cell_of
 from rollart_core.evals.episodes import Episode, EpisodeLog
-from rollart_core.evals.identity import model_hash
 from rollart_core.evals.plan import GREEDY, EvalPlan
-from rollart_core.evals.report import EvaluationReport, write_report
+from rollart_core.evals.report import EvaluationReport, model_hash, write_report
 from rollart_core.rollout.baseline import BASELINES
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import interrupts
@@ -36,7 +35,7 @@ from rollart_core.scheduling.evaluate import clusters_of
 from rollart_core.scheduling.failure_rate import RetryBudget
 from rollart_core.scheduling.observer import NobodyWatches, RunObserver
 from rollart_core.store.estimates import Clusters
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import run_lock
 from rollart_core.types import Task, Ticket, Trajectory
 
 NO_ORACLE = "it has no oracle()"

@@ -197,12 +197,11 @@ def _trained_cell(report: Json, name: str, label: str, samples: int) -> Json:
     }
 
 
-def markdown(table: Table, columns: Sequence[str] = ()) -> str:
+def markdown(table: Table) -> str:
     """Return the table as Markdown, and below it why there is no figure where there is none."""
-    shown = list(columns) or table.columns
-    head = titles(shown)
-    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows(table, shown))]
-    said = notes(table, shown)
+    head = titles(table)
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows(table))]
+    said = notes(table)
     return "\n".join([*lines, *(["", *(f"- {note}" for note in said)] if said else [])])
 
 
@@ -224,34 +223,29 @@ def shown_score(score: Json | None) -> str:
     return f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
 
 
-def rows(table: Table, columns: Sequence[str]) -> list[list[str]]:
-    """Return a row for each environment: its name, its tasks, what each player reached."""
-    return [_cells(table, env, columns) for env in table.envs]
-
-
-def notes(table: Table, columns: Sequence[str]) -> list[str]:
-    """Return what must be said below the table."""
-    return [*_reasons(table, columns), *table.notes]
-
-
-def titles(columns: Sequence[str]) -> list[str]:
+def titles(table: Table) -> list[str]:
     """Return the heads of the columns."""
-    return ["environment", "tasks", *(_TITLES.get(c, c) for c in columns)]
+    return ["environment", "tasks", *(_TITLES.get(c, c) for c in table.columns)]
 
 
-def _cells(table: Table, env: str, columns: Sequence[str]) -> list[str]:
-    of_it = [table.cells.get((env, c), {}) for c in columns]
-    counts = sorted({str(c["tasks"]) for c in of_it if c.get("tasks")}, key=int)
-    return [f"`{env}`", " / ".join(counts) or "-", *map(shown_success, of_it)]
+def rows(table: Table) -> Iterable[list[str]]:
+    """Yield a row for each environment: its name, its tasks, what each player reached."""
+    for env in table.envs:
+        of_it = [table.cells.get((env, column), {}) for column in table.columns]
+        counts = sorted({str(c["tasks"]) for c in of_it if c.get("tasks")}, key=int)
+        yield [f"`{env}`", " / ".join(counts) or "-", *map(shown_success, of_it)]
 
 
-def _reasons(table: Table, columns: Sequence[str]) -> Iterable[str]:
+def notes(table: Table) -> list[str]:
+    """Return what must be said below the table: why figures are missing, and its own notes."""
     whys: dict[tuple[str, str], list[str]] = {}
     for (env, column), cell in table.cells.items():
-        if cell.get("why") and column in columns:
+        if cell.get("why"):
             whys.setdefault((env, cell["why"]), []).append(_TITLES.get(column, column))
-    for (env, why), who in whys.items():
-        yield f"`{env}`, {', '.join(who)}: {why}"
+    return [
+        *(f"`{env}`, {', '.join(who)}: {why}" for (env, why), who in whys.items()),
+        *table.notes,
+    ]
 
 
 def _difference(key: str, own: Any, other: Any) -> str:

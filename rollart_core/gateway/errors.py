@@ -76,21 +76,16 @@ def out_of_turns(max_turns: int) -> RequestError:
     )
 
 
-def context_overflow(num_tokens: int, max_tokens: int) -> RequestError:
-    """Return the refusal of messages that leave no room for an answer."""
+def context_overflow(max_tokens: int, has: str) -> RequestError:
+    """Return the refusal of messages that leave no room for an answer.
+
+    Args:
+        max_tokens: Of the model's context.
+        has: What the messages have instead, as a predicate.
+    """
     return RequestError(
         f"This model's maximum context length is {max_tokens} tokens. However, your messages "
-        f"resulted in {num_tokens} tokens. Please reduce the length of the messages.",
-        code="context_length_exceeded",
-        param="messages",
-    )
-
-
-def surely_too_long(num_chars: int, max_tokens: int) -> RequestError:
-    """Return the refusal of a prompt that is not even tokenized."""
-    return RequestError(
-        f"This model's maximum context length is {max_tokens} tokens. However, your messages "
-        f"have {num_chars} characters, which are more. Please reduce the length of the messages.",
+        f"{has}. Please reduce the length of the messages.",
         code="context_length_exceeded",
         param="messages",
     )

@@ -19,25 +19,23 @@ from aiohttp import web
 
 from rollart_core.errors import InferenceFailure, first_line
 from rollart_core.gateway.body import Body, SamplingRequest, parse, prompt_chars
-from rollart_core.gateway.completions import (
+from rollart_core.gateway.errors import RequestError, engine_failed, unsupported
+from rollart_core.gateway.formats import (
+    ChatRequest,
+    Said,
     chat_chunks,
     chat_request,
     chat_response,
-    text_chunks,
-    text_request,
-    text_response,
-)
-from rollart_core.gateway.errors import RequestError, engine_failed, unsupported
-from rollart_core.gateway.responses import (
     response,
     response_events,
     response_id,
     response_request,
+    text_chunks,
+    text_request,
+    text_response,
 )
 from rollart_core.gateway.session import HEAVY_CHARS, GatewaySession
-from rollart_core.gateway.shape import Said
 from rollart_core.gateway.transcript import ModelCall, Transcript
-from rollart_core.types import ToolSpec
 
 if TYPE_CHECKING:
     from rollart_core.gateway.gateway import Gateway
@@ -130,10 +128,7 @@ class GatewayServer:
 
     async def _chat(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
         asked = await self._asked(request, chat_request)
-        self._check(asked.tools)
-        length = prompt_chars(asked.messages, asked.tools)
-        show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
-        said = await self._said(seat, show, asked.sampling_request, length)
+        said = await self._said_in_talk(seat, asked)
         tokenizer = self._gateway.tokenizer
         if asked.sampling_request.stream:
             return await _stream(request, _data(chat_chunks(said, tokenizer)))
@@ -151,10 +146,7 @@ class GatewayServer:
 
     async def _response(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
         asked = await self._asked(request, lambda body: response_request(body, seat.responses))
-        self._check(asked.tools)
-        length = prompt_chars(asked.messages, asked.tools)
-        show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
-        said = await self._said(seat, show, asked.sampling_request, length)
+        said = await self._said_in_talk(seat, asked)
         seat.responses[response_id(said)] = [*asked.talk, said.message]
         if asked.sampling_request.stream:
             return await _stream(request, _named(response_events(asked, said)))
@@ -167,11 +159,14 @@ class GatewayServer:
             return read(parse(raw))
         return await self._gateway.threads.run(lambda: read(parse(raw)))
 
-    def _check(self, tools: Sequence[ToolSpec]) -> None:
-        """Refuse tools that the policy would not hear of."""
+    async def _said_in_talk(self, seat: GatewaySession, asked: ChatRequest) -> Said:
+        """Answer a conversation; tools that the policy would not hear of are refused."""
         tokenizer = self._gateway.tokenizer
-        if tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+        if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
             raise unsupported("tools", "the chat template of this model knows no tools")
+        show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
+        length = prompt_chars(asked.messages, asked.tools)
+        return await self._said(seat, show, asked.sampling_request, length)
 
     async def _said(
         self,

@@ -28,7 +28,6 @@ from rollart_core.gateway.errors import (
     engine_failed,
     episode_over,
     out_of_turns,
-    surely_too_long,
 )
 from rollart_core.gateway.transcript import Answer, ModelCall, Transcript
 from rollart_core.rollout.episode import EpisodeLimits, Generator
@@ -166,7 +165,8 @@ class GatewaySession:
         began = time.perf_counter()
         if num_chars > self._parts.max_context_tokens * MAX_CHARS_PER_TOKEN:
             self._overflowed = True
-            raise surely_too_long(num_chars, self._parts.max_context_tokens)
+            has = f"have {num_chars} characters, which are more"  # they are not even tokenized
+            raise context_overflow(self._parts.max_context_tokens, has)
         try:
             ask = await self._shown(show, num_chars)
         except EnvironmentFailure as e:
@@ -226,7 +226,8 @@ class GatewaySession:
             raise RequestError("there is no prompt", param="prompt")
         if ask.room < 1:
             self._overflowed = True
-            raise context_overflow(len(ask.token_ids), parts.max_context_tokens)
+            has = f"resulted in {len(ask.token_ids)} tokens"
+            raise context_overflow(parts.max_context_tokens, has)
         wanted = (
             limits.max_new_tokens
             if sampling_request.max_new_tokens is None

@@ -24,7 +24,7 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollart_core.contracts.inference import FinishReason, GenerateResult
+from rollart_core.contracts.inference import GenerateResult
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.conversation import Conversation, Mark
 from rollart_core.types import Message, Sample, TokenSpan, ToolSpec
@@ -111,11 +111,6 @@ class Answer:
     """All that it wrote, but for special tokens."""
     turn: int
     """Its number in the episode."""
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why it ended."""
-        return self.result.finish_reason
 
 
 class Transcript:

@@ -172,16 +172,10 @@ def new_model(
         The folder.
 
     Raises:
-        ConfigError: When the shape cannot be built.
+        ConfigError: When ``vocab_size`` has no room for the bytes and special tokens.
     """
     from safetensors.numpy import save_file
 
-    if spec.num_heads % spec.num_kv_heads:
-        raise ConfigError(
-            f"model.num_heads: {spec.num_heads} is no multiple of num_kv_heads {spec.num_kv_heads}"
-        )
-    if spec.head_dim % 2:
-        raise ConfigError(f"model.head_dim: {spec.head_dim} is odd; rotary positions need pairs")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(texts, spec.vocab_size, tools=tools)

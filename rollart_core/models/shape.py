@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rollart_core.config.model import Model, NewModel, RemoteModel
-from rollart_core.config.model_shape import Shape
+from rollart_core.config.validation.consistency import hub_cached
 from rollart_core.contracts.hardware import ModelShape
 from rollart_core.errors import ConfigError
 
@@ -35,12 +34,14 @@ def shape_of(model: Model) -> ModelShape | None:
     if isinstance(model, RemoteModel):
         return None
     folder = Path(model.path).expanduser()
-    path = folder / "config.json" if folder.is_dir() else _cached(model.path)
-    said = _of_section(model.shape, BYTES[model.dtype]) if model.shape else None
+    path = folder / "config.json" if folder.is_dir() else hub_cached(model.path)
+    num_bytes, said = BYTES[model.dtype], None
+    if model.shape:
+        said = ModelShape(**model.shape.model_dump(), bytes_per_value=num_bytes)
     if path is None or not path.is_file():
         return said
     try:
-        read = of_config(json.loads(path.read_text(encoding="utf-8")), BYTES[model.dtype])
+        read = of_config(json.loads(path.read_text(encoding="utf-8")), num_bytes)
     except (ValueError, KeyError, TypeError):
         return said
     if said is not None:
@@ -87,10 +88,6 @@ def of_config(config: Mapping[str, Any], bytes_per_value: float) -> ModelShape:
     )
 
 
-def _of_section(shape: Shape, bytes_per_value: float) -> ModelShape:
-    return ModelShape(**shape.model_dump(), bytes_per_value=bytes_per_value)
-
-
 def _check_alike(said: ModelShape, read: ModelShape, path: Path) -> None:
     """Refuse a shape in the config that is another model's; counts of parameters may be rounded."""
     for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
@@ -118,16 +115,3 @@ def _of_new(model: NewModel) -> ModelShape:
         "tie_word_embeddings": True,
     }
     return of_config(config, BYTES[model.dtype])
-
-
-def _cached(hub_id: str) -> Path | None:
-    """Return where the hub's cache on this machine has the ``config.json``."""
-    try:
-        hub = import_module("huggingface_hub")
-    except ImportError:
-        return None
-    try:
-        found = hub.try_to_load_from_cache(hub_id, "config.json")
-    except ValueError:  # no id of the hub's
-        return None
-    return Path(found) if isinstance(found, str) else None

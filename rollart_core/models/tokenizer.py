@@ -47,43 +47,31 @@ class ChatTokenizer:
     """
 
     def __init__(self, parts: TokenizerComponents) -> None:
-        self._parts = parts
+        self._encode = parts.encode
+        self._decode = parts.decode
         self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template."""
-        return self._parts.template
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
+        self.template = parts.template
+        self.stop_token_ids = parts.stop_token_ids
         """Tokens that end a turn of the policy; the first is the one the template writes."""
-        return self._parts.stop_token_ids
-
-    @property
-    def vocab_size(self) -> int:
+        self.vocab_size = parts.vocab_size
         """How many tokens there are; the embedding of the model may be larger."""
-        return self._parts.vocab_size
-
-    @property
-    def fingerprint(self) -> str:
+        self.fingerprint = parts.fingerprint
         """Hash of vocabulary, rules and template: equal means the same tokens for every text."""
-        return self._parts.fingerprint
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of the text; nothing is added, special tokens in it are recognised."""
         if len(text) > _CACHED_CHARS:
-            return self._parts.encode(text)
+            return self._encode(text)
         return list(self._encode_short(text))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text; bytes that are no UTF-8 become U+FFFD."""
-        return self._parts.decode(token_ids, skip_special_tokens)
+        return self._decode(token_ids, skip_special_tokens)
 
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes tool calls, by its template; None when that is not known."""
-        return detect_tool_format(self._parts.template.source)
+        return detect_tool_format(self.template.source)
 
     @cached_property
     def stop_text(self) -> str:
@@ -101,7 +89,7 @@ class ChatTokenizer:
         Raises:
             TemplateRefusal: When the template does not take this sequence of messages.
         """
-        return self._parts.template.render(messages, add_generation_prompt, tools)
+        return self.template.render(messages, add_generation_prompt, tools)
 
     def write(self, message: Message) -> str:
         """Return a message of the policy as the policy writes it, without the token that ends it.
@@ -120,7 +108,7 @@ class ChatTokenizer:
         return whole[len(prompt) : end]
 
     def _encode_tuple(self, text: str) -> tuple[int, ...]:
-        return tuple(self._parts.encode(text))
+        return tuple(self._encode(text))
 
 
 class PieceEncoder:

@@ -60,15 +60,12 @@ def iter_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     if not files:
         yield from _through_transformers(folder)
         return
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
-                    yield name, handle.get_tensor(name)
-        except (OSError, SafetensorError) as e:
-            raise ConfigError(f"weights {str(file)!r} cannot be read: {e}") from e
+        with _reading(file), safe_open(file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
+                yield name, handle.get_tensor(name)
 
 
 def _through_transformers(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -37,22 +38,8 @@ from rollart_core.plugins.manager import CORE, KINDS, Plugin, Registered, plugin
 if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
 
-SINGULAR = {
-    "environments": "environment",
-    "rewards": "reward",
-    "algorithms": "algorithm",
-    "hardware_mappers": "hardware mapper",
-    "inference_engines": "inference engine",
-    "sandboxes": "sandbox",
-    "reward_backends": "reward backend",
-    "weight_channels": "weight channel",
-    "trackers": "tracker",
-    "env_adapters": "env adapter",
-    "runtimes": "runtime",
-    "forward_passes": "forward pass",
-    "sandbox_services": "sandbox service",
-    "commands": "command",
-}
+SINGULAR = {kind: re.sub(r"(?<=[xs])es$|s$", "", kind).replace("_", " ") for kind in KINDS}
+"""Kind -> one of it, in words: ``hardware_mappers`` -> ``hardware mapper``."""
 
 ISOLATION = "isolation"
 """The option of every environment that says in which box it lives; the core's, not its own."""

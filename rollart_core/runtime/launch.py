@@ -50,8 +50,7 @@ from rollart_core.scheduling.failure_rate import Attempts
 from rollart_core.scheduling.observer import NobodyWatches, RunObserver
 from rollart_core.store.recorder import RunRecorder
 from rollart_core.store.resume import check_resume
-from rollart_core.store.run_dir import RunState, new_run_dir, write_json
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import RunState, new_run_dir, run_lock, write_json
 from rollart_core.training.warm_start import WarmStartDependencies, WarmStartResult, warm_start
 from rollart_core.types import Task, Ticket, Trajectory
 

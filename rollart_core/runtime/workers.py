@@ -25,8 +25,7 @@ from typing import Protocol
 from rollart_core.config.base import PluginRef
 from rollart_core.config.model import NewModel, RemoteModel
 from rollart_core.config.resolve import Resolution, ResolvedPlugin, ResolvedRun
-from rollart_core.config.validation.consistency import num_engines
-from rollart_core.config.validation.schedule import trainer_section
+from rollart_core.config.validation.consistency import num_engines, trainer_section
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import PluginError, RollartError, UserError

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollart_core.config.guard import Guard as GuardConfig
+from rollart_core.config.evaluation import Guard as GuardConfig
 from rollart_core.errors import ConfigError
 from rollart_core.store.tables import EventRow
 from rollart_core.training.guard import WATCHED, Guard, Trip, of_batch

@@ -82,18 +82,16 @@ class Checkpoints:
         for old in self._surplus():
             await self._remove(old)
 
-    def mark_best(self, policy_version: int, facts: Mapping[str, object]) -> None:
-        """Keep the checkpoint of a version as the best one, in place of the one before.
+    def mark(self, mark: Mark, policy_version: int, facts: Mapping[str, object]) -> None:
+        """Keep the checkpoint of a version as the best or last good one, in place of another.
 
         Args:
+            mark: Which of the two.
             policy_version: Whose checkpoint is whole.
             facts: Why, for a person who reads the file.
         """
-        self._mark("best", policy_version, facts)
-
-    def mark_good(self, policy_version: int, facts: Mapping[str, object]) -> None:
-        """Keep the checkpoint of a version as the last good one, in place of the one before."""
-        self._mark("good", policy_version, facts)
+        facts = {**facts, "policy_version": policy_version}
+        write_json(self._folder / MARKS_FILE, {**self._read_marks(), mark: facts})
 
     def marks(self) -> dict[str, int]:
         """Return the versions that are marked; their checkpoints are never removed."""
@@ -189,10 +187,6 @@ class Checkpoints:
         await asyncio.to_thread(_check_seal, folder)
         await trainer("load", str(folder))
         return state
-
-    def _mark(self, mark: Mark, policy_version: int, facts: Mapping[str, object]) -> None:
-        facts = {**facts, "policy_version": policy_version}
-        write_json(self._folder / MARKS_FILE, {**self._read_marks(), mark: facts})
 
     def _read_marks(self) -> dict[str, dict[str, Any]]:
         try:

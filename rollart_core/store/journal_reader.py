@@ -40,20 +40,18 @@ from rollart_core.store.tables import (
     MetricRow,
     OutcomeRow,
     TicketRow,
-    TrajectoryRow,
     config_digest,
 )
 from rollart_core.suggestions import no_run
 from rollart_core.types import Task, Trajectory
 
-_Row = TypeVar("_Row", TicketRow, EventRow, MetricRow, TrajectoryRow, AttemptRow, OutcomeRow)
+_Row = TypeVar("_Row", TicketRow, EventRow, MetricRow, AttemptRow, OutcomeRow)
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _NO_JOURNAL = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
 """What SQLite answers of a file without our tables, and of one that is no database."""
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 """What reading raises of content that a run never writes."""
-_SUCCESS = [f.name for f in fields(TrajectoryRow)].index("success")
 _STORED: Mapping[object, tuple[type, ...]] = {bool: (int,), float: (float, int), tuple: (str,)}
 """Types that SQLite gives for others than itself."""
 
@@ -207,13 +205,6 @@ class JournalReader:
             else:
                 found[version] = json.loads(payload)
         return [found[version] for version in sorted(found)]
-
-    @_reads
-    def trajectory_rows(self, *, after_seq: int = 0, limit: int = -1) -> list[TrajectoryRow]:
-        """Return the summaries of trajectories after ``after_seq``, in order."""
-        query = "SELECT * FROM trajectories WHERE seq > ? ORDER BY seq LIMIT ?"
-        rows = _typed(_stored(TrajectoryRow), self._db.execute(query, (after_seq, limit)))
-        return [_trajectory_row(r) for r in rows]
 
     @_reads
     def attempts(self) -> list[AttemptRow]:
@@ -402,13 +393,6 @@ def _returning(group_id: str, task: str, next_attempts: Mapping[int, int]) -> Re
     size = max(next_attempts) + 1
     attempts = tuple(next_attempts.get(i, 0) for i in range(size))
     return ReturningGroup(group_id, ordinal(group_id), Task(*json.loads(task)), attempts)
-
-
-def _trajectory_row(columns: tuple[Any, ...]) -> TrajectoryRow:
-    success = columns[_SUCCESS]
-    if success is not None:
-        columns = (*columns[:_SUCCESS], bool(success), *columns[_SUCCESS + 1 :])
-    return TrajectoryRow(*columns)
 
 
 def _open(path: Path) -> sqlite3.Connection:

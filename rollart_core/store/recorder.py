@@ -94,7 +94,8 @@ class RunRecorder:
         self._open: dict[str, Task] = {}
         self._next_ordinal = 0
         self._num_requeued = 0
-        self._saved_version = -1
+        self.saved_version = -1
+        """Policy version of the newest checkpoint that was taken or loaded."""
         self._train_step = 0
         self._last_report = 0
         self._swaps = SwapLedger()
@@ -102,11 +103,6 @@ class RunRecorder:
         """Those that stand."""
         self.gauges: Callable[[], Mapping[str, float]] = dict
         """What parts there are and what they have to do, for the metrics."""
-
-    @property
-    def saved_version(self) -> int:
-        """Policy version of the newest checkpoint that was taken or loaded."""
-        return self._saved_version
 
     def start(self) -> None:
         """Open the journal, start the trackers, tell the hooks."""
@@ -152,7 +148,7 @@ class RunRecorder:
         self._totals.roll_back(version)
         self._open = {}
         self._swaps.begin_again()
-        self._saved_version, self._train_step = version, state.train_step
+        self.saved_version, self._train_step = version, state.train_step
         await asyncio.to_thread(self._log.flush)
         goes_on = replace(state, policy_version=as_version)
         started, known = await asyncio.to_thread(self._comeback, goes_on)
@@ -199,7 +195,7 @@ class RunRecorder:
 
     async def checkpoint(self, policy_version: int) -> None:
         """Take a checkpoint, unless there is one of this version."""
-        if policy_version == self._saved_version:
+        if policy_version == self.saved_version:
             return
         plan, totals = self._plan, self._totals
         assert plan is not None
@@ -222,7 +218,7 @@ class RunRecorder:
         # What a checkpoint builds on is in the journal before the checkpoint counts as one.
         await asyncio.to_thread(self._log.flush)
         await self.checkpoints.finish(state)
-        self._saved_version = policy_version
+        self.saved_version = policy_version
 
     def validated(self, policy_version: int, result: EvaluationResult, wall_s: float) -> Validation:
         """Keep a validation.
@@ -252,7 +248,7 @@ class RunRecorder:
                 break
             self.validations.leave_out(version)  # an earlier process did not keep its checkpoint
         if best is not None and self.checkpoints.marks().get("best") != best.policy_version:
-            self.checkpoints.mark_best(best.policy_version, self.validations.point(best) or {})
+            self.checkpoints.mark("best", best.policy_version, self.validations.point(best) or {})
 
     async def keep_good(self, policy_version: int) -> None:
         """Keep the checkpoint of a version that passed its validation, if there is a guard.
@@ -265,7 +261,7 @@ class RunRecorder:
         last = self.validations.last
         if self.guard.is_on and last and last.num_episodes and not self.validations.fell():
             await self.checkpoint(policy_version)
-            self.checkpoints.mark_good(policy_version, self.validations.point(last) or {})
+            self.checkpoints.mark("good", policy_version, self.validations.point(last) or {})
 
     def close(self, report: Mapping[str, object]) -> None:
         """Flush and close everything, and tell the hooks."""

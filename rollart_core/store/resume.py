@@ -14,8 +14,7 @@ from rollart_core.errors import ConfigError, JournalError
 from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.store.checkpoints import Checkpoints
 from rollart_core.store.journal_reader import JournalReader, ordinal
-from rollart_core.store.run_dir import RunState
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import RunState, run_lock
 from rollart_core.types import Task
 
 FREE_KEYS = (
@@ -72,16 +71,12 @@ def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
     """
     check_same_run(run_dir, config)
     with run_lock(run_dir):
-        Checkpoints(run_dir, 1, _nobody_listens).expect_one()
+        Checkpoints(run_dir, 1, lambda text: None).expect_one()
 
 
 def settings_before(config: Mapping[str, object]) -> list[str]:
     """Return what a config that an earlier release wrote leaves out, as ``KEY=VALUE``."""
     return [f"{key}={value}" for key, value in BEFORE.items() if key not in config]
-
-
-def _nobody_listens(text: str) -> None:
-    """Tell nobody: nothing is set aside here."""
 
 
 def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:

@@ -1,14 +1,16 @@
-"""The run directory: what lies where, and what a checkpoint knows besides weights.
+"""The run directory: what lies where, who writes it, and what a checkpoint knows besides weights.
 
-Takes: a config. Gives: paths. Never: overwrites a run; a new one gets a new name.
+Takes: a config. Gives: paths, and a lock. Never: overwrites a run; a new one gets a new name.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ TRAINED_MODEL = "model-trained"
 """Folder of the model that a run has trained; it is written at the end."""
 STATE_FILE = "run_state.json"
 """Of a checkpoint; written last."""
+LOCK_FILE = "lock"
 
 
 def new_run_dir(runs_dir: str, name: str) -> Path:
@@ -117,3 +120,29 @@ class RunState:
 def checkpoint_folder(run_dir: Path, policy_version: int) -> Path:
     """Return where the checkpoint of a version lies."""
     return run_dir / "checkpoints" / f"v{policy_version:06d}"
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory: one process at a time writes to it.
+
+    The lock is the operating system's, on a file, and ends with its process.
+
+    Raises:
+        ConfigError: When another process holds it.
+    """
+    descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "?"
+            raise ConfigError(
+                f"{run_dir} is in use: process {holder} of this machine, or of one that shares the "
+                "folder, is running it; wait for its end or interrupt it first"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

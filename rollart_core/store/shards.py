@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -132,7 +133,7 @@ def pack(trajectory: Trajectory) -> bytes:
     rows = [_joined([getattr(s, k) for s in samples], t) for k, t in _SAMPLE_TYPES.items()]
     fields = _as_dict(trajectory) | {"lengths": [s.num_tokens for s in samples]}
     head = json.dumps(fields).encode()
-    content = b"".join([head, *map(_raw, rows)])
+    content = b"".join([head, *(row.tobytes() for row in rows)])
     sizes = _BLOB_SIZES.pack(len(head), len(content))
     return sizes + cast("bytes", pa.compress(content, codec="zstd", asbytes=True))
 
@@ -158,10 +159,6 @@ def _unpack_samples(content: bytes, lengths: Sequence[int]) -> list[dict[str, ob
         offset += row.nbytes
         columns[name] = np.split(row, np.cumsum(lengths)[:-1]) if lengths else []
     return [{k: column[i] for k, column in columns.items()} for i in range(len(lengths))]
-
-
-def _raw(row: npt.NDArray[np.generic]) -> bytes:
-    return row.tobytes()
 
 
 def read_shard(path: Path) -> list[Trajectory]:
@@ -324,13 +321,8 @@ def _turn_as_dict(turn: Turn) -> dict[str, object]:
 def _failure_as_dict(failure: Failure | None) -> dict[str, object] | None:
     if failure is None:
         return None
-    return {
-        "kind": failure.kind.value,
-        "boundary": failure.boundary,
-        "message": clean_text(failure.message),
-        "retryable": failure.retryable,
-        "detail": clean_text(failure.detail),
-    }
+    texts = {"message": clean_text(failure.message), "detail": clean_text(failure.detail)}
+    return {**asdict(failure), "kind": failure.kind.value, **texts}
 
 
 def _from_dict(row: dict[str, object]) -> Trajectory:
@@ -342,7 +334,7 @@ def _from_dict(row: dict[str, object]) -> Trajectory:
         ticket=ticket,
         status=cast("Status", row["status"]),
         samples=tuple(_sample(s) for s in cast("list[dict[str, object]]", row["samples"])),
-        turns=tuple(_turn(t) for t in cast("list[dict[str, object]]", row["turns"])),
+        turns=tuple(Turn(**t) for t in cast("list[dict[str, Any]]", row["turns"])),
         reward=cast("float | None", row["reward"]),
         score=cast("float | None", row["score"]),
         success=cast("bool | None", row["success"]),
@@ -358,10 +350,6 @@ def _sample(row: dict[str, object]) -> Sample:
     return Sample(**arrays)
 
 
-def _turn(row: dict[str, object]) -> Turn:
-    return Turn(**row)  # type: ignore[arg-type]  # the schema has exactly its fields
-
-
 def _failure(row: dict[str, object] | None) -> Failure | None:
     if row is None:
         return None
@@ -371,15 +359,5 @@ def _failure(row: dict[str, object] | None) -> Failure | None:
 def trajectory_bytes(trajectory: Trajectory) -> int:
     """Return the bytes of a trajectory's token rows and texts."""
     texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
-    return texts + sum(map(_sample_bytes, trajectory.samples))
-
-
-def _sample_bytes(sample: Sample) -> int:
-    rows = (
-        sample.token_ids,
-        sample.loss_mask,
-        sample.inference_logprobs,
-        sample.policy_versions,
-        sample.turn_ids,
-    )
-    return sum(row.nbytes for row in rows)
+    rows: int = sum(getattr(s, k).nbytes for s in trajectory.samples for k in _SAMPLE_TYPES)
+    return texts + rows

@@ -136,35 +136,6 @@ class BatchRow:
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryRow:
-    """The summary of one recorded trajectory."""
-
-    seq: int
-    time_s: float
-    ticket_id: str
-    attempt: int
-    group_id: str
-    status: str
-    reward: float | None
-    score: float | None
-    success: bool | None
-    num_tokens: int
-    num_loss_tokens: int
-    num_turns: int
-    oldest_version: int
-    start_version: int
-    wall_s: float
-    failure_kind: str | None
-    failure_boundary: str | None
-    failure_message: str | None
-    shard: str | None
-    """File under ``trajectories/``; None while its data is still in the journal."""
-    shard_row: int | None
-    life: int
-    """Of the run, when this attempt was dispatched."""
-
-
 class AttemptRow(NamedTuple):
     """What the account of a run needs of a trajectory; there may be very many."""
 

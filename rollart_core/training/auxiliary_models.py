@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.config.run import Trainer as TrainerConfig
-from rollart_core.config.trainer import NormClip
-from rollart_core.config.training import Critic
+from rollart_core.config.training import Critic, NormClip
 from rollart_core.config.training import Reference as ReferenceConfig
 from rollart_core.training import checkpoint, distributed
 from rollart_core.training.loading import check_vocabulary

@@ -22,7 +22,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Literal
 
-from rollart_core.config.guard import Guard as GuardConfig
+from rollart_core.config.evaluation import Guard as GuardConfig
 
 WATCHED = {"success": "rollout/success_mean", "reward": "rollout/reward_mean"}
 """What the guard is told to watch -> the metric."""

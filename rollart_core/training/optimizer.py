@@ -46,7 +46,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.config.run import Trainer as TrainerConfig
-from rollart_core.config.trainer import NormClip, QuantileClip, Schedule, Trainer, ZScoreClip
+from rollart_core.config.training import NormClip, QuantileClip, Schedule, Trainer, ZScoreClip
 from rollart_core.errors import TrainingDiverged
 from rollart_core.training import distributed
 from rollart_core.training.step_kl import BoundedStep, bounded_step

@@ -20,10 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rollart_core.config.auxiliary_models import ALONE, AuxiliaryModels, check_auxiliary_models
 from rollart_core.config.run import Trainer as TrainerConfig
-from rollart_core.config.trainer import NormClip
-from rollart_core.config.training import LoRA
+from rollart_core.config.training import (
+    ALONE,
+    AuxiliaryModels,
+    LoRA,
+    NormClip,
+    check_auxiliary_models,
+)
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import BatchRefused, text_of

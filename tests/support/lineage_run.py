@@ -40,11 +40,10 @@ from rollart_core.runtime.validator import Validator, ValidatorDependencies
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.scheduling.tasks import TaskSource
 from rollart_core.store import checkpoints, run_dir
-from rollart_core.store.journal import Journal
-from rollart_core.store.journal_store import JournalStore
+from rollart_core.store.journal import Journal, JournalStore
 from rollart_core.store.recorder import RunRecorder
 from rollart_core.store.resume import check_same_run
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import run_lock
 from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Failure, FailureKind, Group, Sample, Task, Ticket, Trajectory, Turn
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollart_core.config.auxiliary_models import ALONE, AuxiliaryModels
 from rollart_core.config.resolve import ResolvedPlugin
 from rollart_core.config.run import Trainer as TrainerConfig
+from rollart_core.config.training import ALONE, AuxiliaryModels
 from rollart_core.plugins import registry
 from rollart_core.runtime.factories import ChannelArgs, ModelArgs
 from rollart_core.runtime.process import WorkerProcess

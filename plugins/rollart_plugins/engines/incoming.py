@@ -1,21 +1,25 @@
-"""Weights on their way into an engine: fetched, and prepared beside those in use.
+"""Weights on their way into an engine: fetched, made whole, and prepared beside those in use.
 
-Takes: a channel and a version. Gives: which version came, and how long it took. Never: touches the
+Takes: a channel and a version. Gives: which version came, and how long it took; of low-rank
+adapters (arXiv:2106.09685, equation 3) the whole weights they make of a base. Never: touches the
 weights in use.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
 from rollart_core.contracts.weights import WeightChannel
-from rollart_core.models.lora import AdapterBase
+from rollart_core.models.lora import A, B, merge
+from rollart_core.models.weights import iter_weights, model_folder
 
-Stage = Callable[[Iterable[tuple[str, torch.Tensor]]], int]
+Named = Iterable[tuple[str, torch.Tensor]]
+Stage = Callable[[Named], int]
 """Prepares tensors one by one and returns their bytes."""
 
 
@@ -76,3 +80,60 @@ def _take(
         close = getattr(tensors, "close", None)
         if close is not None:
             close()  # where they are refused half way, others may wait for this end to go on
+
+
+class AdapterBase:
+    """The weights an engine began with, on which adapters are put; read when the first ones come.
+
+    Args:
+        model_path: A local folder or a hub id.
+        device: Where products are computed: where the trainer's are, they have the same bits.
+    """
+
+    def __init__(self, model_path: str, device: torch.device) -> None:
+        self._model_path, self._device = model_path, device
+        self._held: dict[str, torch.Tensor] = {}
+        """As the files hold them: what the trainer reads is exactly this."""
+
+    def whole(
+        self, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield whole weights for what a channel yields; those that are whole as they are.
+
+        Raises:
+            ValueError: When adapters are for weights that the base has not, or of another shape.
+        """
+        entries = iter(tensors)
+        first = next(entries, None)
+        if first is None:
+            return
+        given = chain([first], entries)
+        yield from self._merged(dict(given)) if first[0].endswith((A, B)) else given
+
+    def _merged(self, adapters: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        if not self._held:
+            self._held = dict(iter_weights(model_folder(self._model_path)))
+        pairs = _pairs(adapters)
+        for name, (down, up) in pairs.items():
+            _check(name, self._held.get(name), down, up)
+        for name, weight in self._held.items():
+            if name in pairs:
+                weight = merge(*(t.to(self._device) for t in (weight, *pairs[name])))
+            yield name, weight
+
+
+def _pairs(adapters: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return both tensors of each adapter by the name of the weight they are for."""
+    modules = {name.removesuffix(A).removesuffix(B) for name in adapters}
+    lacking = [f"{m}{part}" for m in modules for part in (A, B) if f"{m}{part}" not in adapters]
+    if lacking:
+        raise ValueError(f"adapters lack {len(lacking)} tensors, such as {min(lacking)!r}")
+    return {f"{m}.weight": (adapters[m + A], adapters[m + B]) for m in modules}
+
+
+def _check(name: str, weight: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor) -> None:
+    if weight is None:
+        raise ValueError(f"an adapter is for {name!r}, which this model has not")
+    found = (up.shape[0], down.shape[1])
+    if tuple(weight.shape) != found or up.shape[1] != down.shape[0]:
+        raise ValueError(f"the adapter for {name!r} makes {found}, it is {tuple(weight.shape)}")

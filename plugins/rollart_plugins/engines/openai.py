@@ -34,9 +34,8 @@ from rollart_core.errors import (
     InferenceFailure,
     did_you_mean,
 )
-from rollart_core.inference.endpoint.client import EndpointClient, EndpointServer
-from rollart_core.inference.endpoint.judge import key_from
 from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_plugins.engines.endpoint import EndpointClient, EndpointServer, key_from
 from rollart_plugins.engines.openai_config import OpenAIConfig, ServerConfig
 from rollart_plugins.engines.openai_wire import text_answer, text_body, token_answer, token_body
 

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EndpointError, EngineDied, InferenceFailure
-from rollart_core.inference.endpoint.client import EndpointServer
+from rollart_plugins.engines.endpoint import EndpointServer
 from rollart_plugins.engines.openai import OpenAIEngine, server_of
 from rollart_plugins.engines.openai_config import OpenAIConfig, VllmConfig
 

@@ -5,7 +5,7 @@ warnings of what is allowed and often regretted. Never: imports an algorithm, an
 or tokenizers; of models it reads files in folders alone, and the trainer looks again; or knows an
 option of an algorithm: its config model is asked (``run_problems`` and ``run_warnings``, see
 :class:`rollart_core.contracts.algorithm.RunFacts`). The trainer checks what depends on such options
-before anything is trained (:mod:`rollart_core.config.auxiliary_models`).
+before anything is trained (:mod:`rollart_core.config.training`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from rollart_core.config.resolve import ResolvedPlugin
 from rollart_core.config.scoring import Scoring
 from rollart_core.contracts.reward import RewardRequest
 from rollart_core.errors import ConfigError, EndpointError, RewardFailure
-from rollart_core.inference.endpoint.judge import Judge
 from rollart_core.plugins import registry
 from rollart_core.rewards.service import RewardService, RewardServicePlan
+from rollart_rewards.judge import Judge
 
 
 @pytest.fixture

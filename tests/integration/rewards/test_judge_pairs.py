@@ -10,10 +10,9 @@ import pytest
 from support.openai_server import OpenAIServer
 
 from rollart_core.errors import ConfigError
-from rollart_core.inference.endpoint.judge import Judge
 from rollart_core.plugins import registry
 from rollart_rewards.examples import asked
-from rollart_rewards.judge import pairs_of
+from rollart_rewards.judge import Judge, pairs_of
 
 PAIR = re.compile(r"<first>\n(.*?)\n</first>\n\n<second>\n(.*?)\n</second>", re.DOTALL)
 

@@ -27,6 +27,7 @@ from rollart_core.errors import TooManyFailures
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
 from rollart_core.plugins.manager import RESERVED_COMMANDS
+from rollart_core.scheduling.observer import RunObserver
 from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.store.audit import audit
 from rollart_core.store.journal import Journal
@@ -261,7 +262,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Replace the launch; return what it was called with."""
     calls: list[object] = []
 
-    def launch(run: object, *, resume: Path | None, observer: progress.Display) -> object:
+    def launch(run: object, *, resume: Path | None, observer: RunObserver) -> object:
         calls.append((run, resume))
         observer.phase("train", "2 batches")
         observer.progress(0.5, {"loss": 0.25})

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollart_core.config import resolve_envs
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.config.validation import agents as config_agents
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import ConfigError
 from rollart_core.plugins import manager as plugins
@@ -93,6 +93,6 @@ def test_a_program_has_less_time_than_its_episode(tmp_path):
 
 
 def test_a_missing_aiohttp_is_told_with_its_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(config_agents, "find_spec", lambda name: None)
+    monkeypatch.setattr(resolve_envs, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'rollart\[gateway\]'"):
         resolved(tmp_path, AGENT)

@@ -7,9 +7,8 @@ import pytest
 from support.gateways import at_gateway
 from support.tool_templates import ADD, call_text
 
-from rollart_core.gateway.completions import text_request
 from rollart_core.gateway.errors import RequestError
-from rollart_core.gateway.responses import response_request
+from rollart_core.gateway.formats import response_request, text_request
 
 FAMILIES = ["hermes", "llama3", "mistral"]
 

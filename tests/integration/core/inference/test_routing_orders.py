@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart_core.contracts.inference import EngineStats, GenerateRequest
-from rollart_core.inference.load_balancer import EngineState, Routes
+from rollart_core.inference.router import EngineState, Routes
 from rollart_testing import ScriptedEngine
 
 ENVS = ("a", "b")

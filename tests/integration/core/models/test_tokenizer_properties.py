@@ -55,6 +55,6 @@ PARTS += ["<|user|>", "<|", "|>", "\x1f", "é", "'s", "\t", "[A1]", "SEP]"]
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
 @settings(max_examples=150, deadline=None)
 def test_encoding_by_pieces_changes_nothing(loaded, text):
-    raw = loaded._parts.encode._encode
+    raw = loaded._encode._encode
     assert loaded.encode(text) == raw(text)
     assert loaded.encode(text + " ") == raw(text + " ")

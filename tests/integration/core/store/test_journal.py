@@ -10,9 +10,10 @@ import pytest
 
 from rollart_core.errors import JournalError
 from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, StopRun
-from rollart_core.store import journal_store
+from rollart_core.store import journal as journal_module
 from rollart_core.store.journal import Journal
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_core.store.shards import pack
 from rollart_core.types import (
     Failure,
     FailureKind,
@@ -48,6 +49,12 @@ def states(run_dir: Path) -> dict[str, str]:
         return {t.ticket_id.removeprefix("g000000"): t.state for t in reader.tickets()}
 
 
+def shards(run_dir: Path) -> list[tuple[str | None, int | None]]:
+    """Return on which shard, and in which row of it, each trajectory is."""
+    with closing(sqlite3.connect(run_dir / "journal.db")) as db:
+        return db.execute("SELECT shard, shard_row FROM trajectories ORDER BY seq").fetchall()
+
+
 def test_every_kind_of_record_comes_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path, CONFIG)
     for i in range(2):
@@ -68,9 +75,9 @@ def test_every_kind_of_record_comes_back(tmp_path: Path) -> None:
         (batch,) = reader.batches()
         assert (batch.batch, batch.state, batch.staleness) == (5, "trained", (1,))
         assert (batch.group_ids, batch.ticket_ids) == (("g0000000",), ("g0000000.0",))
-        row = reader.trajectory_rows()[0]
-        assert (row.num_tokens, row.oldest_version, row.success) == (6, 4, True)
-        assert (row.shard, row.shard_row) == ("part-000001.parquet", 0)
+        attempt, outcome = reader.attempts()[0], reader.outcomes()[0]
+        assert (attempt.num_tokens, attempt.oldest_version, outcome.success) == (6, 4, True)
+        assert shards(tmp_path) == [("part-000001.parquet", 0), ("part-000001.parquet", 1)]
         assert [m.value for m in reader.metrics()] == [0.25, None]
         assert [m.value for m in reader.metrics("train/loss")] == [0.25]
         kinds = [e.kind for e in reader.events()]
@@ -162,7 +169,7 @@ def test_what_a_ticket_did_in_an_earlier_life_stays_on_record(tmp_path: Path) ->
     journal.trajectory(finished(ticket(0, 0, attempt=1)))
     journal.close()
     with JournalReader(tmp_path) as reader:
-        assert [(r.attempt, r.life) for r in reader.trajectory_rows()] == [(0, 0), (1, 1)]
+        assert [(r.attempt, r.life) for r in reader.attempts()] == [(0, 0), (1, 1)]
         (row,) = reader.tickets()
         assert (row.state, row.attempt, row.life, row.reason) == ("finished", 1, 1, "")
 
@@ -183,7 +190,7 @@ def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
         for i in range(10):
             journal.trajectory(finished(ticket(0, i)))
             journal.flush()
-            assert len(reader.trajectory_rows()) == i + 1
+            assert len(reader.attempts()) == i + 1
             assert [t.ticket.index for t in reader.trajectories()] == list(range(i + 1))
     journal.close()
     assert len(list((tmp_path / "trajectories").iterdir())) == 3
@@ -195,7 +202,7 @@ def test_a_kill_between_shard_and_commit_gives_no_doubles(tmp_path: Path) -> Non
     journal.close()
     with sqlite3.connect(tmp_path / "journal.db") as db:  # as if the last commit had not happened
         db.execute("UPDATE trajectories SET shard = NULL, shard_row = NULL")
-        db.execute("INSERT INTO blobs VALUES (1, ?)", (journal_store.pack(finished(ticket(0, 0))),))
+        db.execute("INSERT INTO blobs VALUES (1, ?)", (pack(finished(ticket(0, 0))),))
     db.close()
     assert len(list(read_trajectories(tmp_path))) == 1
     Journal(tmp_path, CONFIG).close()
@@ -204,15 +211,13 @@ def test_a_kill_between_shard_and_commit_gives_no_doubles(tmp_path: Path) -> Non
 
 
 def test_a_locked_database_surfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_store, "LOCK_TIMEOUT_S", 0.01)
-    heard: list[JournalError] = []
-    journal = Journal(tmp_path, CONFIG, on_error=heard.append)
+    monkeypatch.setattr(journal_module, "LOCK_TIMEOUT_S", 0.01)
+    journal = Journal(tmp_path, CONFIG)
     other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     journal.event("anything")
     with pytest.raises(JournalError, match=r"can no longer be written: .*database is locked"):
         journal.flush()
-    assert len(heard) == 1
     with pytest.raises(JournalError, match="locked"):
         journal.event("more")
     with pytest.raises(JournalError, match="locked"):
@@ -293,7 +298,7 @@ def test_an_error_of_who_reads_is_not_blamed_on_the_journal(tmp_path: Path) -> N
         ("UPDATE batches SET attempts = '[]'", "batches"),
         ("UPDATE trajectories SET num_tokens = 'x'", "attempts"),
         ("UPDATE trajectories SET wall_s = 'x'", "outcomes"),
-        ("UPDATE trajectories SET success = 'x'", "trajectory_rows"),
+        ("UPDATE trajectories SET success = 'x'", "outcomes"),
         ("UPDATE trajectories SET shard = 3", "trajectories"),
         ("UPDATE metrics SET policy_version = 'x'", "metric_values"),
         ("UPDATE metrics SET policy_version = 'x'", "metrics"),

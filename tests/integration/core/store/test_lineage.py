@@ -22,8 +22,7 @@ from rollart_core.store.checkpoints import Checkpoints
 from rollart_core.store.journal import Journal
 from rollart_core.store.journal_reader import JournalReader, ordinal, read_trajectories
 from rollart_core.store.resume import check_resume, check_same_run
-from rollart_core.store.run_dir import RunState
-from rollart_core.store.run_lock import run_lock
+from rollart_core.store.run_dir import RunState, run_lock
 
 
 def start(folder: Path, **options: Any) -> Program:
@@ -57,7 +56,7 @@ def check_lineage(folder: Path, report: AuditReport) -> None:
     with JournalReader(folder) as journal:
         live = [b for b in journal.batches() if b.state == "trained"]
         tasks = {ordinal(t.group_id): json.loads(t.task)[2] for t in journal.tickets()}
-        num_rows = len(journal.trajectory_rows())
+        num_rows = len(journal.attempts())
     live.sort(key=lambda b: b.batch)
     members = [[b.batch, t, a] for b in live for t, a in zip(b.ticket_ids, b.attempts, strict=True)]
     assert weights == members

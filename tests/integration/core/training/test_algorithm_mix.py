@@ -8,8 +8,7 @@ import torch
 from support.small_models import make_groups, make_trainer, save_model
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config.auxiliary_models import AuxiliaryModels
-from rollart_core.config.training import Shaping
+from rollart_core.config.training import AuxiliaryModels, Shaping
 from rollart_core.errors import BatchRefused, ConfigError
 from rollart_core.training.batch import canonical, make_rows, split
 from rollart_core.training.loss import loss_batch

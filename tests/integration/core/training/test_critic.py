@@ -7,9 +7,8 @@ import pytest
 import torch
 from support.small_models import VOCAB, make_groups, make_sample, save_model
 
-from rollart_core.config.auxiliary_models import AuxiliaryModels
 from rollart_core.config.run import Trainer as TrainerConfig
-from rollart_core.config.training import Critic, Reference
+from rollart_core.config.training import AuxiliaryModels, Critic, Reference
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.errors import BatchRefused, ConfigError
 from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy

@@ -347,7 +347,7 @@ def test_checkpoints_that_are_old_enough_are_kept_and_undone_ones_are_removed(
             assert checkpoints.last_good(version) <= max(0, version - 8)
             assert checkpoints.last_good(version) >= version - 18
         kept = versions()
-        checkpoints.mark_good(kept[1], {})
+        checkpoints.mark("good", kept[1], {})
         assert checkpoints.last_good(2) == kept[1]  # it passed, whatever looked wrong before
         await checkpoints.discard(kept[2], kept[0])
         assert versions() == [kept[0], kept[2]]

@@ -15,10 +15,9 @@ from support.whole_runs import BASE, run
 
 from rollart_algorithms.grpo import GRPO
 from rollart_bench import bandit
-from rollart_core.config.auxiliary_models import AuxiliaryModels
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.config.training import Critic, LoRA, Reference
+from rollart_core.config.training import AuxiliaryModels, Critic, LoRA, Reference
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import ConfigError
 from rollart_core.models import lora
@@ -29,6 +28,7 @@ from rollart_core.training.loading import load_model
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_plugins.engines.incoming import AdapterBase
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytest.importorskip("peft", reason="peft is in rollart[lora]")
@@ -308,7 +308,7 @@ def test_what_is_not_there_is_named_with_what_is(model_path, tmp_path):
 
 
 def test_adapters_that_do_not_fit_the_base_are_refused_and_the_old_weights_stay(model_path):
-    base = lora.AdapterBase(model_path, torch.device("cpu"))
+    base = AdapterBase(model_path, torch.device("cpu"))
     up = "model.layers.0.mlp.up_proj"
     down, wide = torch.zeros(2, 32), torch.zeros(48, 2)
 

@@ -10,11 +10,11 @@ from support.small_models import make_groups, make_trainer, save_model
 from support.trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
-from rollart_core.config.auxiliary_models import AuxiliaryModels
-from rollart_core.config.training import LoRA
+from rollart_core.config.training import AuxiliaryModels, LoRA
 from rollart_core.models import lora
 from rollart_core.training.loading import load_model
 from rollart_core.training.report import TrainStepReport
+from rollart_plugins.engines.incoming import AdapterBase
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytest.importorskip("peft", reason="peft is in rollart[lora]")
@@ -118,7 +118,7 @@ def test_what_two_ranks_publish_is_whole_and_only_adapters_are_trained(tmp_path,
     exported = dict(load_model(str(tmp_path / "hf")).named_parameters())
     if sync == "adapter":
         assert {name.endswith((lora.A, lora.B)) for name in sent} == {True}
-        sent = dict(lora.AdapterBase(model, torch.device("cpu")).whole(sent.items()))
+        sent = dict(AdapterBase(model, torch.device("cpu")).whole(sent.items()))
     assert set(sent) == set(exported)
     changed = set()
     for name, tensor in exported.items():

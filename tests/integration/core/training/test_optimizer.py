@@ -14,9 +14,8 @@ from support.trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
-from rollart_core.config.auxiliary_models import AuxiliaryModels
 from rollart_core.config.run import Trainer as TrainerConfig
-from rollart_core.config.training import Critic, LoRA
+from rollart_core.config.training import AuxiliaryModels, Critic, LoRA
 from rollart_core.training.optimizer import GuardedAdamW
 from rollart_core.training.report import TrainStepReport
 from rollart_core.training.trainer import Trainer, load_model

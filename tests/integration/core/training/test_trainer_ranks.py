@@ -14,8 +14,7 @@ from support.trainer_ranks import trainer_ranks
 
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
-from rollart_core.config.auxiliary_models import AuxiliaryModels
-from rollart_core.config.training import Critic
+from rollart_core.config.training import AuxiliaryModels, Critic
 from rollart_core.errors import ConfigError, TrainerLost
 from rollart_core.training.report import TrainStepReport
 from rollart_core.training.trainer import load_model

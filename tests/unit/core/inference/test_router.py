@@ -17,8 +17,7 @@ from rollart_core.contracts.inference import (
     WeightSwap,
 )
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure
-from rollart_core.inference.load_balancer import EngineState, Routes, worth_moving
-from rollart_core.inference.router import Router, combined
+from rollart_core.inference.router import EngineState, Router, Routes, combined, worth_moving
 from rollart_testing import ScriptedEngine
 
 

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import load_file
 
 from rollart_core.config.model import NewModel
@@ -71,7 +72,7 @@ def loaded(tmp_path_factory):
 def test_ascii_text_of_known_pieces_does_not_go_the_slow_way(loaded, monkeypatch):
     loaded.encode("a red [4]4 shirt<|user|>")
     calls = []
-    monkeypatch.setattr(loaded._parts.encode, "_encode", lambda text: calls.append(text) or [])
+    monkeypatch.setattr(loaded._encode, "_encode", lambda text: calls.append(text) or [])
     loaded.encode("<|user|>a red red [4]4 shirt")
     assert calls == []
 
@@ -87,14 +88,18 @@ def test_the_default_has_about_700_thousand_parameters():
     assert all(np.isfinite(w).all() for w in weights.values())
 
 
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="vocab_size: 100 given"):
+        new_model(tmp_path, SMALL.model_copy(update={"vocab_size": 100}), TEXTS, 0)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 100}, "vocab_size: 100 given"),
-        ({"num_heads": 3, "num_kv_heads": 2}, "no multiple"),
-        ({"head_dim": 7}, "odd"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "must be a multiple of num_kv_heads"),
+        ({"head_dim": 7}, "multiple of 2"),
     ],
 )
-def test_shapes_that_cannot_be_built_are_refused(tmp_path, change, message):
-    with pytest.raises(ConfigError, match=message):
-        new_model(tmp_path, SMALL.model_copy(update=change), TEXTS, 0)
+def test_shapes_that_cannot_be_built_are_refused(change, message):
+    with pytest.raises(ValidationError, match=message):
+        NewModel(**{**SMALL.model_dump(), **change})

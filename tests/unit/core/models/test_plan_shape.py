@@ -5,8 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from rollart_core.config.model import ModelPath, NewModel
-from rollart_core.config.model_shape import Shape
+from rollart_core.config.model import ModelPath, NewModel, Shape
 from rollart_core.errors import ConfigError
 from rollart_core.models.shape import of_config, shape_of
 

@@ -39,13 +39,13 @@ def taken(checkpoints: Checkpoints, run_dir: Path, version: int) -> list[int]:
 def test_marked_checkpoints_are_not_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1, print)
     assert taken(checkpoints, tmp_path, 0) == [0]
-    checkpoints.mark_best(0, {"value": 0.5})
-    checkpoints.mark_good(0, {})
+    checkpoints.mark("best", 0, {"value": 0.5})
+    checkpoints.mark("good", 0, {})
     assert taken(checkpoints, tmp_path, 1) == [1, 0]
-    checkpoints.mark_best(1, {"value": 0.6})
+    checkpoints.mark("best", 1, {"value": 0.6})
     assert checkpoints.marks() == {"best": 1, "good": 0}
     assert taken(checkpoints, tmp_path, 2) == [2, 1, 0]
-    checkpoints.mark_good(2, {})
+    checkpoints.mark("good", 2, {})
     assert taken(checkpoints, tmp_path, 3) == [3, 2, 1]
     assert Checkpoints(tmp_path, 1, print).marks() == {"best": 1, "good": 2}
     assert checkpoints.has(1)

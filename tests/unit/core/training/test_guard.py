@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollart_core.config.guard import Guard as GuardConfig
-from rollart_core.config.guard import GuardLimits
+from rollart_core.config.evaluation import Guard as GuardConfig
+from rollart_core.config.evaluation import GuardLimits
 from rollart_core.store.metrics import repeated_share
 from rollart_core.training.guard import Guard, Trip, of_batch
 from rollart_core.types import Sample

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rollart_core.config.run import AsyncRun, Trainer
-from rollart_core.config.trainer import Schedule
-from rollart_core.config.validation.schedule import schedule_problems, trainer_section
+from rollart_core.config.training import Schedule
+from rollart_core.config.validation.consistency import schedule_problems, trainer_section
 from rollart_core.training.optimizer import lr_factor
 
 

@@ -3,8 +3,13 @@
 import pytest
 from tenacity import RetryCallState, Retrying
 
-from rollart_core.inference.endpoint.client import EndpointServer, fault
-from rollart_core.inference.endpoint.retry_after import LONGEST_WAIT_S, backoff, requested_wait_s
+from rollart_plugins.engines.endpoint import (
+    LONGEST_WAIT_S,
+    EndpointServer,
+    backoff,
+    fault,
+    requested_wait_s,
+)
 
 NOON_S = 1_700_000_000.0
 

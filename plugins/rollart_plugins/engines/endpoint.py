@@ -14,22 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rollart_core.errors import ConfigError, EndpointError, FaultKind, first_line
-from rollart_core.inference.endpoint.retry_after import backoff, requested_wait_s
 
 if TYPE_CHECKING:
     from tenacity import AsyncRetrying, RetryCallState
+    from tenacity.wait import wait_base
 
+KEY_VARIABLE = "OPENAI_API_KEY"
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 16.0
 MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -312,3 +317,60 @@ def _said(body: bytes) -> tuple[str, set[str]]:
     message = fields.get("message", fields.get("detail", ""))
     codes = {str(fields[k]) for k in ("code", "type") if fields.get(k) is not None}
     return first_line(message if isinstance(message, str) else json.dumps(message)), codes
+
+
+def key_from(variable: str | None) -> str:
+    """Return the key that a variable of the environment holds.
+
+    Args:
+        variable: Its name; None: ``OPENAI_API_KEY``, or no key where that is not set.
+
+    Raises:
+        ConfigError: When a variable that was named is not set.
+    """
+    if variable is not None and not os.environ.get(variable):
+        raise ConfigError(f"api_key_env: the environment has no variable {variable}")
+    return os.environ.get(variable or KEY_VARIABLE, "")
+
+
+def requested_wait_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
+    """Return how long a server asks to be left alone, or None when it does not say.
+
+    ``Retry-After`` is seconds or a date (RFC 9110, 10.2.3); ``retry-after-ms`` is what some send
+    beside it, and is finer.
+
+    Args:
+        headers: Of the answer; looked up as they are spelled by the RFC or in lower case.
+        now_s: Seconds since the epoch.
+    """
+    given = headers.get("retry-after-ms")
+    milliseconds = _number(given)
+    if milliseconds is not None:
+        return milliseconds / 1000
+    given = headers.get("Retry-After") or headers.get("retry-after")
+    seconds = _number(given)
+    if seconds is not None or given is None:
+        return seconds
+    try:
+        return max(0.0, parsedate_to_datetime(given).timestamp() - now_s)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def backoff() -> wait_base:
+    """Return how long to wait after an attempt that failed without advice.
+
+    A random half keeps many that failed together from coming back together.
+    """
+    from tenacity import wait_exponential, wait_random_exponential
+
+    half = {"multiplier": FIRST_WAIT_S / 2, "max": LONGEST_WAIT_S / 2}
+    return wait_exponential(**half) + wait_random_exponential(**half)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
