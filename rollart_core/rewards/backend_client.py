@@ -328,6 +328,8 @@ class RetryingScorer:
                         except (RewardFailure, DeadlineFailure) as e:
                             results = (e,) * len(call.requests)
                         self._take(results, call, left)
+            outcome = attempt.retry_state.outcome
+            if outcome is not None and not outcome.failed:
                 attempt.retry_state.set_result(may_ask and bool(left.requests))
         found.update({index: self._given_up(index, left) for index in left.requests})
         named = {
