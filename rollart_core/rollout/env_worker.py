@@ -11,20 +11,141 @@ import asyncio
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from rollart_core.contracts.agent import AgentResult, AgentStart, AgentTask, Endpoint, Recorded
-from rollart_core.errors import CancelledFailure, EnvironmentFailure, boundary
-from rollart_core.rollout.agent_host import AgentHost
+from rollart_core.contracts.agent import (
+    AgentResult,
+    AgentStart,
+    AgentTask,
+    Endpoint,
+    HasSolution,
+    Recorded,
+)
+from rollart_core.errors import (
+    CancelledFailure,
+    EnvironmentFailure,
+    boundary,
+    contained,
+    is_from_outside,
+)
 from rollart_core.rollout.env_answers import Observed, agent_result, cut, observed
+from rollart_core.rollout.loop import LoopThread
 from rollart_core.rollout.random_player import drawn_action
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.rollout.tools.tool_set import checked_tools
 from rollart_core.types import Observation
+
+T = TypeVar("T")
+
+
+class AgentHost:
+    """One agent task and the thread it lives in.
+
+    Its coroutines are awaited from the env worker's loop. A program may block in them, with a
+    blocking client for one: so each task has an event loop of its own, in a daemon thread.
+
+    Args:
+        task: The task; nothing else calls it.
+    """
+
+    def __init__(self, task: AgentTask) -> None:
+        self._task = task
+        self._loop = LoopThread("agent")
+        self._program: Future[None] | None = None
+        self._is_stopped = False
+        self._is_given_up = False
+
+    @property
+    def can_solve(self) -> bool:
+        """Whether the task knows how it is done."""
+        return callable(getattr(self._task, "solve", None))
+
+    @property
+    def hangs(self) -> bool:
+        """True while it blocks its thread after it was told to end."""
+        return self._is_given_up and self._loop.is_alive
+
+    async def prepare(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
+        """Begin an episode."""
+        start = await self._await(lambda: self._task.prepare(seed=seed, options=options))
+        if not isinstance(start, AgentStart):
+            raise TypeError(f"prepare must return AgentStart, not {type(start).__name__}")
+        return start
+
+    async def run(self, endpoint: Endpoint) -> None:
+        """Run the program; returns also when :meth:`stop` has ended it."""
+        self._is_stopped = False
+        self._program = self._loop.submit(_called(lambda: self._task.run(endpoint)))
+        try:
+            await asyncio.wrap_future(self._program)
+        except (Exception, asyncio.CancelledError):
+            me = asyncio.current_task()
+            if not self._is_stopped or (me is not None and me.cancelling()):
+                raise
+        finally:
+            self._program = None
+
+    async def solve(self) -> None:
+        """Do what an expert would, in place of the program.
+
+        Raises:
+            TypeError: When the task does not know how it is done.
+        """
+        if not self.can_solve:
+            raise TypeError(f"{type(self._task).__name__} has no solve()")
+        task = cast("HasSolution", self._task)
+        await self._await(task.solve)
+
+    async def stop(self) -> None:
+        """End the program, if it runs, and wait for its end.
+
+        Raises:
+            EnvironmentFailure: When it does not end.
+        """
+        if self._program is None:
+            return
+        self._is_stopped = True
+        if not await self.quiet():
+            raise EnvironmentFailure("the program does not end", boundary="agent.stop")
+
+    async def finish(self, recorded: Recorded) -> AgentResult:
+        """Judge the episode."""
+        result = await self._await(lambda: self._task.finish(recorded))
+        if not isinstance(result, AgentResult):
+            raise TypeError(f"finish must return AgentResult, not {type(result).__name__}")
+        return result
+
+    async def quiet(self) -> bool:
+        """Cancel all that runs in the thread and wait; False when it does not end."""
+        has_ended = await self._loop.end_tasks()
+        self._is_given_up |= not has_ended
+        return has_ended
+
+    def close(self) -> None:
+        """Close the task, and let the thread end; blocks for as long as the task does."""
+        try:
+            self._task.close()
+        finally:
+            self._loop.close()
+
+    async def _await(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._loop.wait(_called(call))
+
+
+async def _called(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Call it in the thread: what is not a coroutine function may block or raise there."""
+    try:
+        return await call()
+    except BaseException as e:
+        if is_from_outside(e):
+            raise
+        raise contained(e) from e  # a program's sys.exit ends the program
+
 
 CLOSE_S: Final = 5.0
 """How long the closing of an environment may take where no caller says."""

@@ -33,7 +33,13 @@ from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import BatchRefused, text_of
 from rollart_core.training import batch, checkpoint, distributed, process_group
 from rollart_core.training.auxiliary_models import ExtraModules, ReferencePolicy
-from rollart_core.training.batch import BatchRow, Minibatch, batch_metrics, value_metrics
+from rollart_core.training.batch import (
+    BatchRow,
+    Minibatch,
+    RewardShaper,
+    batch_metrics,
+    value_metrics,
+)
 from rollart_core.training.loading import load_model as load_model
 from rollart_core.training.loading import load_on_device, recompute_activations
 from rollart_core.training.lora import put_adapters, trained_weights
@@ -41,7 +47,6 @@ from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, sp
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.training.policy import ForwardSettings, Policy, new_policy
 from rollart_core.training.report import TrainStepReport
-from rollart_core.training.shaping import RewardShaper
 from rollart_core.training.signals import (
     TEACHER,
     LazySignals,

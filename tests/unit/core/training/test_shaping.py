@@ -6,7 +6,7 @@ import pytest
 
 from rollart_algorithms.turns import turn_rewards
 from rollart_core.config.training import Overlong, Shaping
-from rollart_core.training.shaping import RewardShaper, overlong_penalty
+from rollart_core.training.batch import RewardShaper, overlong_penalty
 from rollart_core.types import Group
 from rollart_testing import example_group
 
