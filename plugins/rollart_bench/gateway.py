@@ -203,17 +203,23 @@ async def _through_gateway(
     await gateway.start()
     async with AsyncExitStack() as episodes:
         episodes.push_async_callback(gateway.close)
-        seats = [
+        sessions = [
             await episodes.enter_async_context(gateway.episode(_ticket(n), limits))
             for n in range(load.num_episodes)
         ]
-        result = await _asked(load, [(seat.base_url, seat.api_key) for seat in seats])
-        for seat in seats:
-            samples, num = seat.samples(), sum(turn.num_new_tokens for turn in seat.turns)
+        result = await _asked(
+            load,
+            [(gateway_session.base_url, gateway_session.api_key) for gateway_session in sessions],
+        )
+        for gateway_session in sessions:
+            samples, num = (
+                gateway_session.samples(),
+                sum(turn.num_new_tokens for turn in gateway_session.turns),
+            )
             recorded = sum(sample.num_loss_tokens for sample in samples)
-            if len(seat.turns) != TURNS or len(samples) != 1 or recorded != num:
+            if len(gateway_session.turns) != TURNS or len(samples) != 1 or recorded != num:
                 raise RollartError(
-                    f"an episode of {TURNS} requests has {len(seat.turns)} turns, "
+                    f"an episode of {TURNS} requests has {len(gateway_session.turns)} turns, "
                     f"{len(samples)} samples and {recorded} of {num} sampled tokens"
                 )
     return result

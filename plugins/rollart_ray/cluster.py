@@ -149,8 +149,8 @@ class RayCluster:
 
     # Reservations
 
-    async def reserve(self, seats: Sequence[ResourceSlot], strategy: str) -> Any:
-        """Reserve these seats, all or none; returns the placement group, a bundle a seat.
+    async def reserve(self, slots: Sequence[ResourceSlot], strategy: str) -> Any:
+        """Reserve these slots, all or none; returns the placement group, a bundle a slot.
 
         Raises:
             TimeoutError: When there is no room for them within ``placement_s``.
@@ -158,9 +158,9 @@ class RayCluster:
         from ray.util import placement_group
 
         more: dict[str, Any] = {}
-        if any(seat.labels for seat in seats):
-            more["bundle_label_selector"] = [dict(seat.labels) for seat in seats]
-        group = placement_group([dict(s.resources) for s in seats], strategy=strategy, **more)
+        if any(slot.labels for slot in slots):
+            more["bundle_label_selector"] = [dict(slot.labels) for slot in slots]
+        group = placement_group([dict(s.resources) for s in slots], strategy=strategy, **more)
         self._groups.append(group)
         try:
             await asyncio.wait_for(future_of(group.ready()), self.patience_s)
@@ -199,7 +199,7 @@ class RayCluster:
 
     # Actors
 
-    def new_actor(self, seat: ResourceSlot, group: Any, index: int, settings: ActorSettings) -> Any:
+    def new_actor(self, slot: ResourceSlot, group: Any, index: int, settings: ActorSettings) -> Any:
         """Return an actor on a bundle of a group; it comes up by and by.
 
         Raises:
@@ -209,7 +209,7 @@ class RayCluster:
             raise WorkerDied(GONE)
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        resources = dict(seat.resources)
+        resources = dict(slot.resources)
         options = {
             "num_cpus": resources.pop("CPU", 0),
             "num_gpus": resources.pop("GPU", 0),

@@ -1,10 +1,10 @@
-"""Pools of a Ray cluster, and the seats of a run's parts on them.
+"""Pools of a Ray cluster, and the slots of a run's parts on them.
 
-    nodes of the cluster ──> pools (declared, or found out) ──> mapper ──> placement ──> seats
+    nodes of the cluster ──> pools (declared, or found out) ──> mapper ──> placement ──> slots
                                                                                           │
-                                                       a placement group, one bundle a seat
+                                                       a placement group, one bundle a slot
 
-Takes: what Ray says of its nodes, a placement, how many parts of each role. Gives: pools and seats,
+Takes: what Ray says of its nodes, a placement, how many parts of each role. Gives: pools and slots,
 or a ConfigError that says what is missing and where. Never: imports ray or reserves anything.
 """
 
@@ -147,7 +147,7 @@ def slots_of(
         pools: What there is.
         num_parts: How many of ``engine`` (the first class), ``trainer`` and ``env``.
         classes: Further classes of engines: pool -> how many.
-        engine_devices: How many devices an engine takes: one seat, and so of one node.
+        engine_devices: How many devices an engine takes: one slot, and so of one node.
 
     Raises:
         ConfigError: When a pool has fewer devices than parts would take.
@@ -170,25 +170,25 @@ def slots_of(
 
 
 def slot(pool: RayPool, role: str, engine_devices: int = 1) -> ResourceSlot:
-    """Return a seat of a pool for one part; an engine's has all of its devices."""
+    """Return a slot of a pool for one part; an engine's has all of its devices."""
     num = engine_devices if role == "engine" else 1
     takes = {key: num * amount for key, amount in _takes(pool, role).items()}
     return ResourceSlot(role, pool.name, takes, pool.labels)
 
 
 def check_nodes(
-    seats: Sequence[ResourceSlot],
+    slots: Sequence[ResourceSlot],
     pools: Sequence[RayPool],
     nodes: Sequence[Node],
     engine_devices: int,
 ) -> None:
-    """Refuse engines over more devices than nodes have: a seat is of one node.
+    """Refuse engines over more devices than nodes have: a slot is of one node.
 
     Raises:
         ConfigError: Naming the pool, and what its nodes have.
     """
     by_name = {pool.name: pool for pool in pools}
-    wanted = Counter(slot.pool for slot in seats if slot.role == "engine")
+    wanted = Counter(slot.pool for slot in slots if slot.role == "engine")
     for name, num in wanted.items() if engine_devices > 1 else ():
         pool = by_name[name].model_copy(update={"resources": _per_device(by_name[name])})
         there = [(n, f) for n in nodes if _is_of(pool, n) and (f := _fits(pool, n))]

@@ -1,7 +1,7 @@
 """A Ray cluster: each part of a run is an actor, on the pool that the mapper chose for it.
 
     connect                    place                           new_part
-    start or join a cluster    seats ──> placement groups      an actor on a seat of its role
+    start or join a cluster    slots ──> placement groups      an actor on a slot of its role
     nodes ──> pools            check the nodes they are on
 
 Takes: a run config and a run directory. Gives: the parts that a
@@ -59,7 +59,7 @@ class RayRuntime(WorkersRuntime):
         num_parts = sum((*_num_workers(self._ray).values(), *self._classes.values()))
         self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
         self._pools: list[RayPool] = []
-        self._berths: dict[tuple[str, int], Reservation] = {}
+        self._reserved: dict[tuple[str, int], Reservation] = {}
         self._parts: WeakSet[RayWorker] = WeakSet()
         self._location: str | None = None
         self._sharing: Node | None = None  # where the trainer keeps weights in memory
@@ -112,7 +112,7 @@ class RayRuntime(WorkersRuntime):
         return [ray_pools.contract(pool, self._classes) for pool in self._pools]
 
     async def place(self, placement: Placement) -> None:
-        """Reserve a seat for every part, and check the nodes that they are on.
+        """Reserve a slot for every part, and check the nodes that they are on.
 
         Raises:
             ConfigError: When there is no room, or a node lacks what its parts need.
@@ -120,18 +120,18 @@ class RayRuntime(WorkersRuntime):
         assert self._checks is not None
         group = self.run.engine_devices
         parts = _num_workers(self._ray)
-        seats = ray_pools.slots_of(placement, self._pools, parts, self._classes, group)
-        ray_pools.check_nodes(seats, self._pools, self._cluster.nodes(), group)
+        slots = ray_pools.slots_of(placement, self._pools, parts, self._classes, group)
+        ray_pools.check_nodes(slots, self._pools, self._cluster.nodes(), group)
         nodes: dict[str, list[Node]] = {}
         for roles, strategy in self._together():
-            mine = [seat for seat in seats if seat.role in roles]
-            for seat, node in zip(mine, await self._reserve(mine, strategy), strict=True):
-                nodes.setdefault(seat.role, []).append(node)
+            mine = [slot for slot in slots if slot.role in roles]
+            for slot, node in zip(mine, await self._reserve(mine, strategy), strict=True):
+                nodes.setdefault(slot.role, []).append(node)
         (self.run_dir / "logs").mkdir(exist_ok=True)
         reach = self.run.weights.spec.reach
         if reach == "machine":
             self._shared = shared_folder(self.run_dir.name)
-        classes = [seat.pool for seat in seats if seat.role == "engine"]
+        classes = [slot.pool for slot in slots if slot.role == "engine"]
         refuse(await self._checks.parts(nodes, classes, self._shared))
         trainer = nodes["trainer"][0]
         if reach == "machine":
@@ -146,7 +146,7 @@ class RayRuntime(WorkersRuntime):
     # Parts
 
     def new_worker(self, role: str, index: int = 0) -> Worker:
-        """Return an unstarted actor; it takes a seat of its role when it starts."""
+        """Return an unstarted actor; it takes a slot of its role when it starts."""
         threads = {
             "engine": self._ray.engine_threads,
             "trainer": self._ray.trainer_threads,
@@ -170,10 +170,10 @@ class RayRuntime(WorkersRuntime):
 
     def pool_of(self, role: str, index: int) -> str:
         """Return the name of the pool a part is on."""
-        return self._berths[role, index].seat.pool
+        return self._reserved[role, index].slot.pool
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Reserve a seat for one more part.
+        """Reserve a slot for one more part.
 
         Raises:
             UserError: When there is no room.
@@ -181,8 +181,8 @@ class RayRuntime(WorkersRuntime):
         pools = [p for p in self._pools if p.name == pool] or self._pools_of(role)
         for found in pools:
             try:
-                seat = ray_pools.slot(found, role, self.run.engine_devices)
-                await self._reserve([seat], "PACK", index)
+                slot = ray_pools.slot(found, role, self.run.engine_devices)
+                await self._reserve([slot], "PACK", index)
                 return
             except ConfigError:
                 continue
@@ -190,11 +190,13 @@ class RayRuntime(WorkersRuntime):
         raise UserError(f"no room for one more {role} on {where}; free: {self._cluster.free()}")
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the seat of a part that has left for good."""
+        """Give up the slot of a part that has left for good."""
         await super().release_reservation(role, index)
-        berth = self._berths.pop((role, index), None)
-        if berth is not None and all(b.group is not berth.group for b in self._berths.values()):
-            self._cluster.release(berth.group)
+        reserved = self._reserved.pop((role, index), None)
+        if reserved is not None and all(
+            b.group is not reserved.group for b in self._reserved.values()
+        ):
+            self._cluster.release(reserved.group)
 
     async def close(self) -> None:
         """End every part, give back what was reserved, and leave or end the cluster."""
@@ -223,7 +225,7 @@ class RayRuntime(WorkersRuntime):
 
     def _may_be_elsewhere(self, trainer: Node, engines: Sequence[Node]) -> bool:
         """Return whether an engine is, or can come to be, on another machine than the trainer."""
-        names = {berth.seat.pool for (r, _), berth in self._berths.items() if r == "engine"}
+        names = {reserved.slot.pool for (r, _), reserved in self._reserved.items() if r == "engine"}
         pools = [pool for pool in self._pools if pool.name in names]
         nodes = self._cluster.nodes()
         able = [node for pool in pools for node in ray_pools.of_pool(pool, nodes)]
@@ -237,22 +239,24 @@ class RayRuntime(WorkersRuntime):
         return [(("engine",), "SPREAD"), (("trainer",), "PACK"), (("env",), "SPREAD")]
 
     def _pools_of(self, role: str) -> list[RayPool]:
-        names = list(dict.fromkeys(b.seat.pool for (r, _), b in self._berths.items() if r == role))
+        names = list(
+            dict.fromkeys(b.slot.pool for (r, _), b in self._reserved.items() if r == role)
+        )
         return [pool for name in names for pool in self._pools if pool.name == name]
 
     async def _reserve(
-        self, seats: Sequence[ResourceSlot], strategy: str, first_index: int = 0
+        self, slots: Sequence[ResourceSlot], strategy: str, first_index: int = 0
     ) -> list[Node]:
-        """Reserve seats, remember them by role and number, and return their nodes."""
+        """Reserve slots, remember them by role and number, and return their nodes."""
         try:
-            group = await self._cluster.reserve(seats, strategy)
+            group = await self._cluster.reserve(slots, strategy)
         except TimeoutError:
-            raise ConfigError(self._no_capacity(seats, strategy)) from None
+            raise ConfigError(self._no_capacity(slots, strategy)) from None
         count: dict[str, int] = {}
-        for index, seat in enumerate(seats):
-            number = count.get(seat.role, first_index)
-            count[seat.role] = number + 1
-            self._berths[seat.role, number] = Reservation(seat, group, index)
+        for index, slot in enumerate(slots):
+            number = count.get(slot.role, first_index)
+            count[slot.role] = number + 1
+            self._reserved[slot.role, number] = Reservation(slot, group, index)
         nodes = self._cluster.nodes_of(group)
         found = [node for node in nodes if node is not None]
         if len(found) < len(nodes):
@@ -260,20 +264,20 @@ class RayRuntime(WorkersRuntime):
         return found
 
     async def _reservation(self, role: str, index: int) -> Reservation:
-        """Return the seat a part takes: its own, or for env workers any that is free.
+        """Return the slot a part takes: its own, or for env workers any that is free.
 
         An env worker whose node is gone sits down beside another one.
         """
-        if (role, index) in self._berths and role != "env":
-            return self._berths[role, index]
-        envs = [berth for (r, _), berth in self._berths.items() if r == "env"]
+        if (role, index) in self._reserved and role != "env":
+            return self._reserved[role, index]
+        envs = [reserved for (r, _), reserved in self._reserved.items() if r == "env"]
         up = [b for b in envs if self._cluster.nodes_of(b.group)[b.index] is not None] or envs
-        free = [berth for berth in up if berth.is_free]
+        free = [reserved for reserved in up if reserved.is_free]
         if role == "env" and free:
             return free[0]
-        beside = min(up, key=lambda berth: berth.num_beside)
+        beside = min(up, key=lambda reserved: reserved.num_beside)
         beside.num_beside += 1
-        return Reservation(ResourceSlot(role, beside.seat.pool, {}, {}), beside.group, beside.index)
+        return Reservation(ResourceSlot(role, beside.slot.pool, {}, {}), beside.group, beside.index)
 
     async def _address_of_weights(self, trainer: Node) -> str:
         found = await self._cluster.ask(ray_nodes.ask_for_a_port(trainer.address), [trainer])
@@ -318,8 +322,8 @@ class RayRuntime(WorkersRuntime):
         for part in list(self._parts):
             part.lose(str(error))
 
-    def _no_capacity(self, seats: Sequence[ResourceSlot], strategy: str) -> str:
-        parts = {seat.role: sum(s.role == seat.role for s in seats) for seat in seats}
+    def _no_capacity(self, slots: Sequence[ResourceSlot], strategy: str) -> str:
+        parts = {slot.role: sum(s.role == slot.role for s in slots) for slot in slots}
         what = " and ".join(f"{n} {role}" for role, n in parts.items())
         said = f"the cluster had no room for {what} within {self._ray.placement_s:g} s"
         if strategy == "STRICT_PACK":

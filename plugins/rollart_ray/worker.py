@@ -3,7 +3,7 @@
     RayWorker --calls made at once, in one call of Ray's--> WorkerActor, with the worker in it
               <--answers, likewise--                        on its node
 
-Takes: a seat on the cluster, and how the actor's process is set up. Gives: the shape of
+Takes: a slot on the cluster, and how the actor's process is set up. Gives: the shape of
 :class:`rollart_core.runtime.worker.Worker`; a call of Ray's costs more than most of ours, so calls
 and answers are pickled and travel together. Never: leaves the actor behind, or lets a caller wait
 for one that is gone. In the actor nothing imports ray (the driver makes an actor of the class) or
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A seat that is reserved: a bundle of a placement group."""
+    """A slot that is reserved: a bundle of a placement group."""
 
-    seat: ResourceSlot
+    slot: ResourceSlot
     group: Any
     index: int
     taken_by: RayWorker | None = field(default=None)
@@ -55,7 +55,7 @@ class RayWorker:
     Args:
         name: What errors and the log call it.
         cluster: Where it is.
-        find_berth: Returns the seat it takes.
+        find_reservation: Returns the slot it takes.
         settings: How its process is set up.
     """
 
@@ -63,7 +63,7 @@ class RayWorker:
         self,
         name: str,
         cluster: RayCluster,
-        find_berth: Callable[[], Awaitable[Reservation]],
+        find_reservation: Callable[[], Awaitable[Reservation]],
         settings: ActorSettings,
     ) -> None:
         self.name = name
@@ -71,7 +71,7 @@ class RayWorker:
         self.pid: int | None = None
         """Of its process, on its node; None until it is up."""
         self._cluster = cluster
-        self._find_berth = find_berth
+        self._find_reservation = find_reservation
         self._settings = settings
         self._actor: Any = None
         self._watching: asyncio.Task[None] | None = None
@@ -101,9 +101,11 @@ class RayWorker:
         Raises:
             WorkerDied: When it does not come up.
         """
-        berth = await self._find_berth()
-        berth.taken_by = self
-        self._actor = self._cluster.new_actor(berth.seat, berth.group, berth.index, self._settings)
+        reserved = await self._find_reservation()
+        reserved.taken_by = self
+        self._actor = self._cluster.new_actor(
+            reserved.slot, reserved.group, reserved.index, self._settings
+        )
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.name}")
         try:
             async with asyncio.timeout(self._cluster.patience_s):

@@ -66,7 +66,7 @@ class ScriptedEndpoint:
         self.strangers: list[str] = []
         """What else came: requests with another key, or that nobody could read."""
         self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.seat = self
+        self._server.gateway_session = self
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="rollart-endpoint", daemon=True
         )
@@ -138,7 +138,7 @@ def _of_prompt(body: Json) -> tuple[Json, ...]:
 
 
 class _Server(ThreadingHTTPServer):
-    seat: ScriptedEndpoint
+    gateway_session: ScriptedEndpoint
     daemon_threads = True
     block_on_close = False
 
@@ -163,15 +163,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
             if not is_chat and not self.path.endswith("/completions"):
-                self.server.seat.strangers.append(f"POST {self.path}")
+                self.server.gateway_session.strangers.append(f"POST {self.path}")
                 self._refuse(404, "not_found", f"there is no {self.path}")
                 return
             _expect_form(body, "messages" if is_chat else "prompt")
         except ValueError as e:
-            self.server.seat.strangers.append(f"POST {self.path}: {e}")
+            self.server.gateway_session.strangers.append(f"POST {self.path}: {e}")
             self._refuse(400, "invalid_request", str(e))
             return
-        asked = self.server.seat.take(body)
+        asked = self.server.gateway_session.take(body)
         if asked is None:
             self._refuse(400, "budget_spent", "this episode has used up its turns")
         elif body.get("stream"):
@@ -183,10 +183,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing on stderr."""
 
     def _is_known(self) -> bool:
-        seat = self.server.seat
-        if self.headers.get("authorization") == f"Bearer {seat.endpoint.api_key}":
+        gateway_session = self.server.gateway_session
+        if self.headers.get("authorization") == f"Bearer {gateway_session.endpoint.api_key}":
             return True
-        seat.strangers.append(f"{self.command} {self.path} without this episode's key")
+        gateway_session.strangers.append(f"{self.command} {self.path} without this episode's key")
         self._refuse(401, "invalid_api_key", "not the key of this episode")
         return False
 

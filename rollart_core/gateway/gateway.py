@@ -1,6 +1,6 @@
 """The gateway: an OpenAI-compatible endpoint for programs that own their loop.
 
-    program --HTTP--> gateway_http -> seat -> transcript -> prompt -> engine (the router)
+    program --HTTP--> http -> session -> transcript -> prompt -> engine (the router)
                                         <- answer, recorded to the token <-
 
 Takes: an engine, a tokenizer, settings. Gives: for each running episode a base URL and a key of its
@@ -71,7 +71,7 @@ class Gateway:
         self._engine = engine
         self.tokenizer = tokenizer
         self.settings = settings
-        self._seats: dict[str, GatewaySession] = {}
+        self._sessions: dict[str, GatewaySession] = {}
         self._ended: OrderedDict[str, Literal[True]] = OrderedDict()
         self._server: GatewayServer | None = None
         self.threads = DaemonThreads(_NUM_THREADS, name="gateway")
@@ -86,7 +86,7 @@ class Gateway:
     @property
     def num_episodes(self) -> int:
         """How many episodes run."""
-        return len(self._seats)
+        return len(self._sessions)
 
     async def start(self) -> None:
         """Listen.
@@ -112,8 +112,8 @@ class Gateway:
 
     async def close(self) -> None:
         """End all episodes and stop listening; may be called twice."""
-        for seat in list(self._seats.values()):
-            await self._end(seat)
+        for gateway_session in list(self._sessions.values()):
+            await self._end(gateway_session)
         server, self._server = self._server, None
         if server is not None:
             await server.close()
@@ -138,13 +138,13 @@ class Gateway:
         """
         if temperature is not None:
             limits = replace(limits, temperature=temperature)
-        seat = self._seat(ticket, limits)
-        seat.start_version = start_version
-        self._seats[seat.api_key] = seat
+        gateway_session = self._gateway_session(ticket, limits)
+        gateway_session.start_version = start_version
+        self._sessions[gateway_session.api_key] = gateway_session
         try:
-            yield seat
+            yield gateway_session
         finally:
-            await self._end(seat)
+            await self._end(gateway_session)
 
     def session_of(self, api_key: str, slug: str = "") -> GatewaySession:
         """Return the episode of a key.
@@ -156,16 +156,16 @@ class Gateway:
         Raises:
             RequestError: When the key is wrong, or its episode has ended.
         """
-        seat = self._seats.get(api_key)
-        if seat is None:
+        gateway_session = self._sessions.get(api_key)
+        if gateway_session is None:
             if api_key in self._ended:
                 raise episode_over()
             raise wrong_key("the API key is wrong" if api_key else "there is no API key")
         if slug and slug != _slug(api_key):
             raise wrong_key("the API key is that of another episode")
-        return seat
+        return gateway_session
 
-    def _seat(self, ticket: Ticket, limits: EpisodeLimits) -> GatewaySession:
+    def _gateway_session(self, ticket: Ticket, limits: EpisodeLimits) -> GatewaySession:
         settings, tokenizer = self.settings, self.tokenizer
         transcript = Transcript(tokenizer, max_context_tokens=settings.max_context_tokens)
         parts = GatewaySessionDependencies(
@@ -180,13 +180,13 @@ class Gateway:
         base_url = f"{self.url}/episodes/{_slug(api_key)}/v1"
         return GatewaySession(ticket, limits, parts, api_key, base_url)
 
-    async def _end(self, seat: GatewaySession) -> None:
-        if self._seats.pop(seat.api_key, None) is None:
+    async def _end(self, gateway_session: GatewaySession) -> None:
+        if self._sessions.pop(gateway_session.api_key, None) is None:
             return
-        self._ended[seat.api_key] = True
+        self._ended[gateway_session.api_key] = True
         while len(self._ended) > _REMEMBERED_KEYS:
             self._ended.popitem(last=False)
-        await seat.close()
+        await gateway_session.close()
 
 
 def _slug(api_key: str) -> str:

@@ -117,37 +117,47 @@ class GatewayServer:
     async def _handled(self, handler: _Handler, request: web.Request) -> web.StreamResponse:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
-        seat = self._gateway.session_of(key, request.match_info.get("slug", ""))
+        gateway_session = self._gateway.session_of(key, request.match_info.get("slug", ""))
         try:
-            return await handler(request, seat)
+            return await handler(request, gateway_session)
         except (RequestError, web.HTTPException, ConnectionError):
             raise
         except Exception as e:  # a fault of ours: the episode is not to be blamed for it
-            seat.fail(InferenceFailure(f"gateway: {type(e).__name__}: {e}", boundary="gateway"))
+            gateway_session.fail(
+                InferenceFailure(f"gateway: {type(e).__name__}: {e}", boundary="gateway")
+            )
             raise engine_failed(e, 500) from e
 
-    async def _chat(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
+    async def _chat(
+        self, request: web.Request, gateway_session: GatewaySession
+    ) -> web.StreamResponse:
         asked = await self._asked(request, chat_request)
-        said = await self._said_in_talk(seat, asked)
+        said = await self._said_in_talk(gateway_session, asked)
         tokenizer = self._gateway.tokenizer
         if asked.sampling_request.stream:
             return await _stream(request, _data(chat_chunks(said, tokenizer)))
         return _json(chat_response(said, tokenizer))
 
-    async def _text(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
+    async def _text(
+        self, request: web.Request, gateway_session: GatewaySession
+    ) -> web.StreamResponse:
         tokenizer = self._gateway.tokenizer
         asked = await self._asked(request, lambda body: text_request(body, tokenizer.vocab_size))
         length = len(asked.prompt) if isinstance(asked.prompt, str) else 0
         show = partial(Transcript.ask_text, prompt=asked.prompt)
-        said = await self._said(seat, show, asked.sampling_request, length)
+        said = await self._said(gateway_session, show, asked.sampling_request, length)
         if asked.sampling_request.stream:
             return await _stream(request, _data(text_chunks(said, tokenizer)))
         return _json(text_response(said, tokenizer))
 
-    async def _response(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
-        asked = await self._asked(request, lambda body: response_request(body, seat.responses))
-        said = await self._said_in_talk(seat, asked)
-        seat.responses[response_id(said)] = [*asked.talk, said.message]
+    async def _response(
+        self, request: web.Request, gateway_session: GatewaySession
+    ) -> web.StreamResponse:
+        asked = await self._asked(
+            request, lambda body: response_request(body, gateway_session.responses)
+        )
+        said = await self._said_in_talk(gateway_session, asked)
+        gateway_session.responses[response_id(said)] = [*asked.talk, said.message]
         if asked.sampling_request.stream:
             return await _stream(request, _named(response_events(asked, said)))
         return _json(response(asked, said))
@@ -159,29 +169,33 @@ class GatewayServer:
             return read(parse(raw))
         return await self._gateway.threads.run(lambda: read(parse(raw)))
 
-    async def _said_in_talk(self, seat: GatewaySession, asked: ChatRequest) -> Said:
+    async def _said_in_talk(self, gateway_session: GatewaySession, asked: ChatRequest) -> Said:
         """Answer a conversation; tools that the policy would not hear of are refused."""
         tokenizer = self._gateway.tokenizer
         if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
             raise unsupported("tools", "the chat template of this model knows no tools")
         show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
         length = prompt_chars(asked.messages, asked.tools)
-        return await self._said(seat, show, asked.sampling_request, length)
+        return await self._said(gateway_session, show, asked.sampling_request, length)
 
     async def _said(
         self,
-        seat: GatewaySession,
+        gateway_session: GatewaySession,
         show: Callable[[Transcript], ModelCall],
         sampling_request: SamplingRequest,
         num_chars: int,
     ) -> Said:
-        ask, answer, request_id = await seat.answer(show, sampling_request, num_chars)
+        ask, answer, request_id = await gateway_session.answer(show, sampling_request, num_chars)
         return Said(ask, answer, sampling_request, request_id, self._gateway.settings.model)
 
-    async def _models(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
+    async def _models(
+        self, request: web.Request, gateway_session: GatewaySession
+    ) -> web.StreamResponse:
         return _json({"object": "list", "data": [self._card(self._gateway.settings.model)]})
 
-    async def _model(self, request: web.Request, seat: GatewaySession) -> web.StreamResponse:
+    async def _model(
+        self, request: web.Request, gateway_session: GatewaySession
+    ) -> web.StreamResponse:
         return _json(self._card(request.match_info["model"]))
 
     def _card(self, model: str) -> dict[str, Any]:

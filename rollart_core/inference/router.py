@@ -110,7 +110,7 @@ class EngineState:
 class _Group:
     """Siblings: where they are, and which pool their share was planned for."""
 
-    seat: EngineState
+    state: EngineState
     pool: str | None
     num_sessions: int = 0
 
@@ -134,7 +134,7 @@ class Routes:
     """Seats, and who sits where; see the module."""
 
     def __init__(self) -> None:
-        self.seats: list[EngineState] = []
+        self.engine_states: list[EngineState] = []
         self.sessions: dict[str, EngineState] = {}
         self.counts = RouteCounts()
         self._shares: Mapping[str, Mapping[str, float]] = {}
@@ -151,7 +151,7 @@ class Routes:
         self._shares = {env: dict(pools) for env, pools in shares.items()}
         self._credits.clear()
 
-    def seat(self, request: GenerateRequest) -> EngineState | None:
+    def state(self, request: GenerateRequest) -> EngineState | None:
         """Return where a request goes, and remember it for its session; None: nothing is open."""
         now = self.sessions.get(request.session_id)
         if now is None:
@@ -162,67 +162,67 @@ class Routes:
 
     def release(self, session_id: str) -> EngineState | None:
         """Forget a session; returns where it was."""
-        seat = self.sessions.pop(session_id, None)
-        if seat is None:
+        state = self.sessions.pop(session_id, None)
+        if state is None:
             return None
-        seat.num_sessions -= 1
+        state.num_sessions -= 1
         group_id = self._group_of.pop(session_id, "")
         if group_id:
             group = self._groups[group_id]
             group.num_sessions -= 1
             if group.num_sessions == 0:
                 del self._groups[group_id]
-        return seat
+        return state
 
-    def remove(self, seat: EngineState) -> None:
-        """Take a seat away; its sessions are seated anew with their next request."""
-        seat.open = False
-        self.seats.remove(seat)
+    def remove(self, state: EngineState) -> None:
+        """Take an engine away; its sessions get another one with their next request."""
+        state.open = False
+        self.engine_states.remove(state)
 
     # A session begins
 
     def _begin(self, request: GenerateRequest) -> EngineState | None:
         group = self._groups.get(request.group_id) if request.group_id else None
-        if group is not None and group.seat.open:
-            seat, planned = group.seat, group.pool
+        if group is not None and group.state.open:
+            state, planned = group.state, group.pool
         else:
             planned = group.pool if group is not None else self._planned_pool(request.env_id)
             found = self._choose(planned)
             if found is None:
                 return None
-            seat = found
+            state = found
             if group is not None:
-                group.seat = seat
+                group.state = state
         self._charge(request.env_id, planned)
-        self.counts.num_stolen += planned is not None and seat.pool != planned
+        self.counts.num_stolen += planned is not None and state.pool != planned
         if request.session_id:
-            self._sit(request, seat, planned)
-        return seat
+            self._sit(request, state, planned)
+        return state
 
-    def _sit(self, request: GenerateRequest, seat: EngineState, planned: str | None) -> None:
-        self.sessions[request.session_id] = seat
-        seat.num_sessions += 1
+    def _sit(self, request: GenerateRequest, state: EngineState, planned: str | None) -> None:
+        self.sessions[request.session_id] = state
+        state.num_sessions += 1
         self.counts.num_sessions += 1
         by_pool = self.counts.by_pool.setdefault(request.env_id, {})
-        by_pool[seat.pool] = by_pool.get(seat.pool, 0) + 1
+        by_pool[state.pool] = by_pool.get(state.pool, 0) + 1
         if request.group_id:
-            group = self._groups.setdefault(request.group_id, _Group(seat, planned))
+            group = self._groups.setdefault(request.group_id, _Group(state, planned))
             group.num_sessions += 1
             self._group_of[request.session_id] = request.group_id
 
     def _choose(self, planned: str | None) -> EngineState | None:
-        """Return the least loaded seat of a pool, or an idle one elsewhere while that pool queues.
+        """Return the least loaded engine of a pool; an idle one elsewhere if that pool queues.
 
-        ``planned`` None, or without an open seat, means any pool.
+        ``planned`` None, or without an open engine, means any pool.
         """
-        everywhere = [seat for seat in self.seats if seat.open]
-        there = [seat for seat in everywhere if seat.pool == planned] or everywhere
+        everywhere = [state for state in self.engine_states if state.open]
+        there = [state for state in everywhere if state.pool == planned] or everywhere
         if not there:
             return None
-        if len(there) < len(everywhere) and all(seat.queues for seat in there):
-            idle = [seat for seat in everywhere if seat.idle]
+        if len(there) < len(everywhere) and all(state.queues for state in there):
+            idle = [state for state in everywhere if state.idle]
             there = idle or there
-        return min(there, key=lambda seat: seat.load)
+        return min(there, key=lambda state: state.load)
 
     # Shares
 
@@ -243,14 +243,14 @@ class Routes:
         credit[pool] = credit.get(pool, 0.0) - 1.0
 
     def _open_shares(self, env_id: str) -> Iterator[tuple[str, float]]:
-        """Yield pools that have an open seat with their shares, which add up to 1.
+        """Yield pools that have an open engine with their shares, which add up to 1.
 
         A pool that is away earns nothing meanwhile: it is not flooded when it is back.
         """
         shares = self._shares.get(env_id)
         if not shares:
             return
-        pools = {seat.pool for seat in self.seats if seat.open}
+        pools = {state.pool for state in self.engine_states if state.open}
         total = sum(share for pool, share in shares.items() if pool in pools)
         for pool, share in shares.items():
             if pool in pools and share > 0:
@@ -261,12 +261,12 @@ class Routes:
     def _move(self, request: GenerateRequest, old: EngineState) -> EngineState | None:
         """Seat a session whose engine closed; its siblings follow with their next requests."""
         group = self._groups.get(self._group_of.get(request.session_id, ""))
-        if group is not None and group.seat.open:
-            new: EngineState | None = group.seat
+        if group is not None and group.state.open:
+            new: EngineState | None = group.state
         else:
             new = self._choose(old.pool)
             if group is not None and new is not None:
-                group.seat = new
+                group.state = new
         if new is not None:
             self._resit(request, old, new)
             self.counts.num_moved += 1
@@ -276,7 +276,7 @@ class Routes:
         """Return the idle engine that would be done sooner with a session's next turn, if any."""
         if not now.num_waiting:
             return None
-        idle = next((seat for seat in self.seats if seat.idle), None)
+        idle = next((state for state in self.engine_states if state.idle), None)
         if idle is None or not worth_moving(len(request.token_ids), now, idle):
             return None
         self._resit(request, now, idle)
@@ -327,17 +327,17 @@ class Router:
         self.on_lost: Callable[[EnginesLost], None] | None = None
         """Called when every engine is gone and none comes back."""
         for engine in engines:
-            self._seat_of(engine)
+            self._take_in(engine)
 
     @property
     def engines(self) -> list[InferenceEngine]:
         """Those there are, also while they are down."""
-        return [seat.engine for seat in self._routes.seats]
+        return [state.engine for state in self._routes.engine_states]
 
     @property
-    def seats(self) -> Sequence[EngineState]:
+    def engine_states(self) -> Sequence[EngineState]:
         """The engines with what they have to do."""
-        return tuple(self._routes.seats)
+        return tuple(self._routes.engine_states)
 
     @property
     def counts(self) -> RouteCounts:
@@ -356,43 +356,43 @@ class Router:
         Raises:
             InferenceFailure: When it cannot be answered, or two engines died over it.
         """
-        seat = self._routes.sessions.get(request.session_id)
-        if seat is None or not seat.open or seat.num_waiting:
-            seat = await self._seat(request)
+        state = self._routes.sessions.get(request.session_id)
+        if state is None or not state.open or state.num_waiting:
+            state = await self._state(request)
         try:
-            return await self._generate_on(seat, request)
+            return await self._generate_on(state, request)
         except EngineDied:
-            return await self._generate_on(await self._seat(request), request)
+            return await self._generate_on(await self._state(request), request)
 
     async def release(self, session_id: str) -> None:
         """Forget a session everywhere."""
-        seat = self._routes.release(session_id)
-        if seat is not None:
-            await seat.engine.release(session_id)
+        state = self._routes.release(session_id)
+        if state is not None:
+            await state.engine.release(session_id)
 
-    async def _generate_on(self, seat: EngineState, request: GenerateRequest) -> GenerateResult:
-        seat.num_running += 1
+    async def _generate_on(self, state: EngineState, request: GenerateRequest) -> GenerateResult:
+        state.num_running += 1
         try:
-            return await seat.engine.generate(request)
+            return await state.engine.generate(request)
         except EngineDied:
-            seat.open = seat.engine.health == "up"
+            state.open = state.engine.health == "up"
             raise
         finally:
-            seat.num_running -= 1
-            seat.num_turns += 1
-            if not seat.open:
+            state.num_running -= 1
+            state.num_turns += 1
+            if not state.open:
                 self._changed.set()  # somebody may wait for it to be empty
 
-    async def _seat(self, request: GenerateRequest) -> EngineState:
+    async def _state(self, request: GenerateRequest) -> EngineState:
         """Wait until an engine is open and take it."""
         before = self._routes.sessions.get(request.session_id)
-        while (seat := self._routes.seat(request)) is None:
+        while (state := self._routes.state(request)) is None:
             if self._lost:
                 raise InferenceFailure(self._exit_reason(), boundary="generate")
             await self._next_change()
-        if before is not None and seat is not before and before.engine.health == "up":
+        if before is not None and state is not before and before.engine.health == "up":
             self._spawn(before.engine.release(request.session_id))
-        return seat
+        return state
 
     # Weights
 
@@ -407,7 +407,9 @@ class Router:
         """
         self._newest = policy_version
         self.check()
-        swaps = (self._swap(seat.engine, policy_version) for seat in tuple(self._routes.seats))
+        swaps = (
+            self._swap(state.engine, policy_version) for state in tuple(self._routes.engine_states)
+        )
         return [swap for swap in await asyncio.gather(*swaps) if swap is not None]
 
     async def _swap(self, engine: InferenceEngine, policy_version: int) -> WeightSwap | None:
@@ -442,7 +444,7 @@ class Router:
             except LookupError:
                 if loaded == self._newest:
                     raise  # else: overtaken meanwhile
-        self._seat_of(engine)
+        self._take_in(engine)
         self._changed.set()
 
     async def remove(self, engine: InferenceEngine, *, drain_s: float = DRAIN_S) -> bool:
@@ -457,20 +459,20 @@ class Router:
         Raises:
             ValueError: When it is the last one.
         """
-        seat = next(seat for seat in self._routes.seats if seat.engine is engine)
-        if len(self._routes.seats) == 1:
+        state = next(state for state in self._routes.engine_states if state.engine is engine)
+        if len(self._routes.engine_states) == 1:
             raise ValueError("the last engine cannot be removed")
         engine.on_health = None
-        self._routes.remove(seat)
+        self._routes.remove(state)
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                while seat.num_running:
+                while state.num_running:
                     await self._next_change()
-        return not seat.num_running
+        return not state.num_running
 
     async def stats(self) -> list[EngineStats]:
         """Return the counters of every engine that is up."""
-        up = [seat.engine for seat in self._routes.seats if seat.engine.health == "up"]
+        up = [state.engine for state in self._routes.engine_states if state.engine.health == "up"]
         found = await asyncio.gather(*(_or_none(engine.stats()) for engine in up))
         return [stats for stats in found if stats is not None]
 
@@ -487,21 +489,21 @@ class Router:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _seat_of(self, engine: InferenceEngine) -> None:
-        self._routes.seats.append(EngineState(engine, open=engine.health == "up"))
+    def _take_in(self, engine: InferenceEngine) -> None:
+        self._routes.engine_states.append(EngineState(engine, open=engine.health == "up"))
         engine.on_health = self._on_health
 
     def _on_health(self, engine: InferenceEngine) -> None:
-        for seat in self._routes.seats:
-            if seat.engine is engine:
-                seat.open = engine.health == "up"
+        for state in self._routes.engine_states:
+            if state.engine is engine:
+                state.open = engine.health == "up"
         self._changed.set()
         if self._lost and self.on_lost is not None:
             self.on_lost(EnginesLost(self._exit_reason()))
 
     @property
     def _lost(self) -> bool:
-        return all(seat.engine.health == "lost" for seat in self._routes.seats)
+        return all(state.engine.health == "lost" for state in self._routes.engine_states)
 
     def _exit_reason(self) -> str:
         whys = {getattr(engine, "why_lost", "") or "gone" for engine in self.engines}
@@ -518,8 +520,8 @@ class Router:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             now_s = loop.time()
-            up = [seat for seat in self._routes.seats if seat.engine.health == "up"]
-            await asyncio.gather(*(_look_at(seat, now_s - before_s) for seat in up))
+            up = [state for state in self._routes.engine_states if state.engine.health == "up"]
+            await asyncio.gather(*(_look_at(state, now_s - before_s) for state in up))
             before_s = now_s
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -546,10 +548,10 @@ def combined(stats: Sequence[EngineStats]) -> EngineStats:
     return EngineStats(policy_version=version, kv_used=kv_used, extra=extra, **sums)
 
 
-async def _look_at(seat: EngineState, since_s: float) -> None:
-    stats = await _or_none(seat.engine.stats())
+async def _look_at(state: EngineState, since_s: float) -> None:
+    stats = await _or_none(state.engine.stats())
     if stats is not None:
-        seat.look(stats, since_s)
+        state.look(stats, since_s)
 
 
 async def _or_none(work: Awaitable[T]) -> T | None:

@@ -1,6 +1,6 @@
 """One episode of an agent task: its program runs, and what it asks the gateway is the trajectory.
 
-    prepare -> [seat at the gateway: run the program, which asks as it likes] -> finish -> reward
+    prepare -> [a gateway session: run the program, which asks as it likes] -> finish -> reward
 
 Takes: a ticket and the parts it needs. Gives: a :class:`Trajectory`, failed ones included. Never:
 retries, scores a failure, or leaves a program, a key or a session behind.
@@ -59,25 +59,25 @@ class AgentDependencies:
 class _Record:
     """What has happened so far."""
 
-    seat: GatewaySession | None = None
+    gateway_session: GatewaySession | None = None
     result: AgentResult | None = None
     began: float = field(default_factory=time.perf_counter)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        return tuple(self.seat.turns) if self.seat else ()
+        return tuple(self.gateway_session.turns) if self.gateway_session else ()
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        return self.seat.samples() if self.seat else ()
+        return self.gateway_session.samples() if self.gateway_session else ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self.seat.messages if self.seat else ()
+        return self.gateway_session.messages if self.gateway_session else ()
 
     @property
     def truncated(self) -> bool:
-        return bool(self.seat and self.seat.truncated) or bool(
+        return bool(self.gateway_session and self.gateway_session.truncated) or bool(
             self.result and self.result.truncated
         )
 
@@ -113,7 +113,10 @@ async def run_agent_episode(
         scored = await parts.score(_request(ticket, record, result))
     except EpisodeError as e:
         # A program that waits in vain for an answer fails by its deadline, but not of it.
-        failure, missing = e.failure(), record.seat.failure if record.seat else None
+        failure, missing = (
+            e.failure(),
+            record.gateway_session.failure if record.gateway_session else None,
+        )
         return failed(failure if failure.is_infrastructure else missing or failure)
     except asyncio.CancelledError:
         if on_cancel is not None:
@@ -157,12 +160,14 @@ async def _play(
         endpoint = parts.gateway.episode(
             ticket, limits, start_version=start_version, temperature=temperature
         )
-        async with endpoint as seat:
-            record.seat = seat
-            where = Endpoint(seat.base_url, seat.api_key, parts.model)
-            error = await _ended(episode, where, seat, limits.episode_s)
-        _judgeable(seat, error)
-        recorded = Recorded(seat.messages, len(seat.turns), seat.truncated)
+        async with endpoint as gateway_session:
+            record.gateway_session = gateway_session
+            where = Endpoint(gateway_session.base_url, gateway_session.api_key, parts.model)
+            error = await _ended(episode, where, gateway_session, limits.episode_s)
+        _judgeable(gateway_session, error)
+        recorded = Recorded(
+            gateway_session.messages, len(gateway_session.turns), gateway_session.truncated
+        )
         record.result = await _finished(episode, recorded, limits)
         return record.result
 
@@ -175,11 +180,11 @@ async def _finished(episode: EnvEpisode, recorded: Recorded, limits: EpisodeLimi
 
 
 async def _ended(
-    episode: EnvEpisode, where: Endpoint, seat: GatewaySession, timeout_s: float
+    episode: EnvEpisode, where: Endpoint, gateway_session: GatewaySession, timeout_s: float
 ) -> EpisodeError | None:
     """Run the program to its end, or a little beyond that of its budget; return what it raised."""
     program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
-    async with _ending(program), _waiting(seat.spent) as spent:
+    async with _ending(program), _waiting(gateway_session.spent) as spent:
         await asyncio.wait({program, spent}, return_when=asyncio.FIRST_COMPLETED)
         if not program.done():
             await asyncio.wait({program}, timeout=LAST_WORDS_S)
@@ -192,16 +197,18 @@ async def _ended(
     return None
 
 
-def _judgeable(seat: GatewaySession, error: EpisodeError | None) -> None:
+def _judgeable(gateway_session: GatewaySession, error: EpisodeError | None) -> None:
     """Raise what keeps the episode from being judged, if anything does."""
-    if seat.failure is not None:
-        raise InferenceFailure(seat.failure.message, boundary=seat.failure.boundary)
-    if seat.truncated:
+    if gateway_session.failure is not None:
+        raise InferenceFailure(
+            gateway_session.failure.message, boundary=gateway_session.failure.boundary
+        )
+    if gateway_session.truncated:
         return  # it may well have raised over that
     if error is not None:
         raise error
-    if not seat.turns:
-        message = f"the program ended without asking anything of {seat.base_url}"
+    if not gateway_session.turns:
+        message = f"the program ended without asking anything of {gateway_session.base_url}"
         raise EnvironmentFailure(message, boundary="agent.run")
 
 

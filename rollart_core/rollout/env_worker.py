@@ -234,7 +234,7 @@ class _EnvSlot:
 class _Episode(EpisodeCalls):
     """One episode: the calls that run for it, and its environment once it has one."""
 
-    seat: _EnvSlot | None = None
+    slot: _EnvSlot | None = None
 
 
 class EnvWorker:
@@ -274,15 +274,15 @@ class EnvWorker:
         episode = self._begun(episode_id, "env.reset")
         async with TimeLimit("env.reset", timeout_s):
             with episode.call("env.reset"), boundary(EnvironmentFailure, "env.reset"):
-                seat = await self._seated(episode, env, "env.reset")
-                answer = await self._call(seat.env, "reset", seed=seed, options=dict(options))
+                slot = await self._slot_of(episode, env, "env.reset")
+                answer = await self._call(slot.env, "reset", seed=seed, options=dict(options))
                 if not isinstance(answer, tuple) or len(answer) != 2:
                     raise TypeError("reset must return (observation, info)")
                 first = observed(
                     answer[0], 0.0, (False, False), answer[1], max_chars=self._max_chars
                 )
                 tools = answer[1].get("tools")
-                seat.shown = first.observation, answer[1]
+                slot.shown = first.observation, answer[1]
                 return replace(first, tools=checked_tools(tools)) if tools else first
 
     async def step(self, episode_id: str, action: str, *, timeout_s: float) -> Observed:
@@ -293,10 +293,10 @@ class EnvWorker:
             DeadlineFailure: After ``timeout_s``.
             CancelledFailure: When the episode is ended before, as with all that follow.
         """
-        episode, seat = self._under_way(episode_id, "env.step")
+        episode, slot = self._under_way(episode_id, "env.step")
         async with TimeLimit("env.step", timeout_s):
             with episode.call("env.step"), boundary(EnvironmentFailure, "env.step"):
-                answer = await self._call(seat.env, "step", action)
+                answer = await self._call(slot.env, "step", action)
                 if not isinstance(answer, tuple) or len(answer) != 5:
                     raise TypeError(
                         "step must return (observation, reward, terminated, truncated, info)"
@@ -309,7 +309,7 @@ class EnvWorker:
                     info,
                     max_chars=self._max_chars,
                 )
-                seat.shown = found.observation, _with_tools(info, seat.shown[1])
+                slot.shown = found.observation, _with_tools(info, slot.shown[1])
                 return found
 
     async def oracle(self, episode_id: str, *, timeout_s: float) -> str | None:
@@ -319,12 +319,12 @@ class EnvWorker:
             EnvironmentFailure: When the environment has no ``oracle()``, or it raised.
             DeadlineFailure: After ``timeout_s``.
         """
-        episode, seat = self._under_way(episode_id, "env.oracle")
+        episode, slot = self._under_way(episode_id, "env.oracle")
         async with TimeLimit("env.oracle", timeout_s):
             with episode.call("env.oracle"), boundary(EnvironmentFailure, "env.oracle"):
-                if not callable(getattr(seat.env, "oracle", None)):
-                    raise TypeError(f"{type(seat.env).__name__} has no oracle() to learn from")
-                action = await self._threads.run(lambda: seat.env.oracle())
+                if not callable(getattr(slot.env, "oracle", None)):
+                    raise TypeError(f"{type(slot.env).__name__} has no oracle() to learn from")
+                action = await self._threads.run(lambda: slot.env.oracle())
                 return None if action is None else str(action)
 
     async def random_action(self, episode_id: str, key: int, *, timeout_s: float) -> str:
@@ -334,18 +334,18 @@ class EnvWorker:
             EnvironmentFailure: When what is offered cannot be drawn from.
             DeadlineFailure: After ``timeout_s``.
         """
-        _, seat = self._under_way(episode_id, "env.random_action")
+        _, slot = self._under_way(episode_id, "env.random_action")
         async with TimeLimit("env.random_action", timeout_s):
             with boundary(EnvironmentFailure, "env.random_action"):
-                return drawn_action(seat.env, *seat.shown, key)
+                return drawn_action(slot.env, *slot.shown, key)
 
     async def has_oracle(self, env: EnvRef) -> bool:
         """Return whether an environment has an expert."""
-        seat = await self._seat(env)
-        self._idle.setdefault(seat.key, []).append(seat)
-        if seat.agent is not None:
-            return seat.agent.can_solve
-        return callable(getattr(seat.env, "oracle", None))
+        slot = await self._slot(env)
+        self._idle.setdefault(slot.key, []).append(slot)
+        if slot.agent is not None:
+            return slot.agent.can_solve
+        return callable(getattr(slot.env, "oracle", None))
 
     async def prepare(
         self,
@@ -365,10 +365,10 @@ class EnvWorker:
         episode = self._begun(episode_id, "agent.prepare")
         async with TimeLimit("agent.prepare", timeout_s):
             with episode.call("agent.prepare"), boundary(EnvironmentFailure, "agent.prepare"):
-                seat = await self._seated(episode, env, "agent.prepare")
-                if seat.agent is None:
+                slot = await self._slot_of(episode, env, "agent.prepare")
+                if slot.agent is None:
                     raise TypeError(f"{env.id} is no agent task: it has no prepare, run and finish")
-                start = await seat.agent.prepare(seed, dict(options))
+                start = await slot.agent.prepare(seed, dict(options))
                 text, _ = cut(str(start.prompt), self._max_chars)
                 return AgentStart(text.encode("utf-8", "replace").decode())
 
@@ -428,19 +428,19 @@ class EnvWorker:
             return
         is_idle = not episode.running
         await episode.end(timeout_s)
-        if episode.seat is None:
+        if episode.slot is None:
             return
         if reusable and is_idle:
-            self._idle.setdefault(episode.seat.key, []).append(episode.seat)
+            self._idle.setdefault(episode.slot.key, []).append(episode.slot)
             return
-        await self._close(episode.seat, timeout_s)
+        await self._close(episode.slot, timeout_s)
 
     async def shutdown(self) -> None:
         """Close every environment; an error or a hang of one does not keep the others."""
-        idle = [seat for seats in self._idle.values() for seat in seats]
+        idle = [slot for slots in self._idle.values() for slot in slots]
         self._idle.clear()
         ends = (self.end(name, reusable=False, timeout_s=CLOSE_S) for name in [*self._episodes])
-        await asyncio.gather(*ends, *(self._close(seat, CLOSE_S) for seat in idle))
+        await asyncio.gather(*ends, *(self._close(slot, CLOSE_S) for slot in idle))
         if self._threads.num_unwanted:
             await self._closers.run(lambda: self._threads.wait_disposed(CLOSE_S))
         self._threads.close()
@@ -453,32 +453,32 @@ class EnvWorker:
 
     async def is_agent(self, env: EnvRef) -> bool:
         """Return whether it is an agent task."""
-        seat = await self._seat(env)
-        self._idle.setdefault(seat.key, []).append(seat)
-        return seat.agent is not None
+        slot = await self._slot(env)
+        self._idle.setdefault(slot.key, []).append(slot)
+        return slot.agent is not None
 
     async def num_tasks(self, env: EnvRef, split: str) -> int | None:
         """Return how many tasks a split has; None when it has no end."""
-        seat = await self._seat(env)
+        slot = await self._slot(env)
         try:
-            count = getattr(seat.env, "num_tasks", None)
+            count = getattr(slot.env, "num_tasks", None)
             with boundary(EnvironmentFailure, "env.num_tasks"):
                 return None if count is None else await self._threads.run(lambda: count(split))
         finally:
-            self._idle.setdefault(seat.key, []).append(seat)
+            self._idle.setdefault(slot.key, []).append(slot)
 
     async def task_clusters(self, env: EnvRef, split: str) -> list[str] | None:
         """Return a name for each task of a split, the same for tasks that are alike; None: none."""
-        seat = await self._seat(env)
+        slot = await self._slot(env)
         try:
-            names = getattr(seat.env, "task_clusters", None)
+            names = getattr(slot.env, "task_clusters", None)
             with boundary(EnvironmentFailure, "env.task_clusters"):
                 found = None if names is None else await self._threads.run(lambda: names(split))
                 return None if found is None else [str(name) for name in found]
         finally:
-            self._idle.setdefault(seat.key, []).append(seat)
+            self._idle.setdefault(slot.key, []).append(slot)
 
-    async def _seat(self, env: EnvRef) -> _EnvSlot:
+    async def _slot(self, env: EnvRef) -> _EnvSlot:
         idle = self._idle.get(env.key)
         if idle:
             return idle.pop()
@@ -492,26 +492,26 @@ class EnvWorker:
             raise end_failure(what)
         return self._episodes.setdefault(episode_id, _Episode())
 
-    async def _seated(self, episode: _Episode, env: EnvRef, what: str) -> _EnvSlot:
+    async def _slot_of(self, episode: _Episode, env: EnvRef, what: str) -> _EnvSlot:
         """Return the environment of an episode that begins, if that has not ended meanwhile."""
-        seat = await self._seat(env)
+        slot = await self._slot(env)
         if episode.has_ended:  # and would not wait any longer
-            await self._close(seat, CLOSE_S)
+            await self._close(slot, CLOSE_S)
             raise end_failure(what)
-        episode.seat = seat
-        return seat
+        episode.slot = slot
+        return slot
 
     def _under_way(self, episode_id: str, what: str) -> tuple[_Episode, _EnvSlot]:
         episode = self._episodes.get(episode_id)
-        if episode is None or episode.seat is None:
+        if episode is None or episode.slot is None:
             raise EnvironmentFailure(f"no episode {episode_id}", boundary=what)
-        return episode, episode.seat
+        return episode, episode.slot
 
     def _agent(self, episode_id: str, what: str) -> tuple[_Episode, AgentHost]:
-        episode, seat = self._under_way(episode_id, what)
-        if seat.agent is None:
+        episode, slot = self._under_way(episode_id, what)
+        if slot.agent is None:
             raise EnvironmentFailure(f"no episode {episode_id} of an agent", boundary=what)
-        return episode, seat.agent
+        return episode, slot.agent
 
     async def _made(self, env: EnvRef) -> Any:
         from rollart_core.plugins.registry import ISOLATION, make, sandbox_service
@@ -529,11 +529,11 @@ class EnvWorker:
             return cast("Awaitable[Any]", coroutine(*args, **kwargs))
         return self._threads.run(partial(getattr(env, name), *args, **kwargs))
 
-    async def _close(self, seat: _EnvSlot, timeout_s: float) -> None:
-        agent = seat.agent
+    async def _close(self, slot: _EnvSlot, timeout_s: float) -> None:
+        agent = slot.agent
         if agent is not None and not await agent.quiet():
             self._hung.append(agent)
-        close = seat.env.close if agent is None else agent.close
+        close = slot.env.close if agent is None else agent.close
         with contextlib.suppress(Exception):  # an env that cannot close has had its chance
             async with asyncio.timeout(timeout_s):
                 await self._closers.run(close)

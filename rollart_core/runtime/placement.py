@@ -109,7 +109,7 @@ class PlacedRouter(Protocol):
     """The router, as far as a plan needs it."""
 
     @property
-    def seats(self) -> Sequence[Slotted]:
+    def engine_states(self) -> Sequence[Slotted]:
         """Its engines."""
 
     def place(self, placement: Placement) -> None:
@@ -160,7 +160,7 @@ class RunPlan:
         async def watch(ticket: Ticket, start_version: int) -> Trajectory:
             trajectory = await run_episode(ticket, start_version)
             departure = self._replanner.observe(trajectory)
-            if departure is not None and len({seat.pool for seat in router.seats}) > 1:
+            if departure is not None and len({state.pool for state in router.engine_states}) > 1:
                 self._due = departure
                 if self._planning is None or self._planning.done():
                     self._planning = asyncio.create_task(self._catch_up(router))
@@ -183,9 +183,9 @@ class RunPlan:
     async def _again(self, departure: Departure, router: PlacedRouter) -> None:
         """Plan with what was measured, for the engines there are; on failure all stays."""
         assert self.placement is not None
-        seats = Counter(seat.pool for seat in router.seats)
+        num_engines = Counter(state.pool for state in router.engine_states)
         group = self._demand.engine_devices
-        devices = {pool: group * num for pool, num in seats.items()}
+        devices = {pool: group * num for pool, num in num_engines.items()}
         pools = as_built(self._pools, self.placement, devices, self._demand.num_trainer_ranks)
         demand = replace(self._demand, num_engines=None)
         try:

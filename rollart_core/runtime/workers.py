@@ -102,15 +102,15 @@ class EngineSet:
 
     def gauges(self) -> dict[str, float]:
         """Return how they are, and what they have to do, as metrics."""
-        seats, counts = self.router.seats, self.router.counts
-        num_open = sum(seat.open for seat in seats)
+        engine_states, counts = self.router.engine_states, self.router.counts
+        num_open = sum(state.open for state in engine_states)
         return {
-            "engines/num": len(seats),
+            "engines/num": len(engine_states),
             "engines/up": num_open,
             "engines/restarts": sum(e.num_restarts for e in self._engines.values()),
-            "engines/sessions": sum(seat.num_sessions for seat in seats),
-            "engines/waiting": sum(seat.num_waiting for seat in seats),
-            "engines/kv_used": sum(seat.kv_used for seat in seats) / max(1, num_open),
+            "engines/sessions": sum(state.num_sessions for state in engine_states),
+            "engines/waiting": sum(state.num_waiting for state in engine_states),
+            "engines/kv_used": sum(state.kv_used for state in engine_states) / max(1, num_open),
             "router/moved": counts.num_moved,
             "router/stolen": counts.num_stolen,
             "router/recomputed_tokens": counts.recomputed_tokens,
@@ -431,8 +431,10 @@ class WorkersRuntime(ABC):
         """Return what each engine that is up has to do, and how many episodes are under way."""
         assert self._engines is not None
         assert self._envs is not None
-        seats = [seat for seat in self._engines.router.seats if seat.open]
-        return [ClusterLoad(s.kv_used, s.num_waiting) for s in seats], self._envs.num_episodes
+        engine_states = [state for state in self._engines.router.engine_states if state.open]
+        return [
+            ClusterLoad(s.kv_used, s.num_waiting) for s in engine_states
+        ], self._envs.num_episodes
 
     @property
     def env_workers_scale(self) -> bool:

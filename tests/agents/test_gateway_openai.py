@@ -34,15 +34,15 @@ def the_python() -> str:
 
 
 def play(answers, **more):
-    """Run the program at a gateway; return what it told, and the seat."""
+    """Run the program at a gateway; return what it told, and the session."""
     python = the_python()
 
     async def main():
-        async with at_gateway("hermes", answers, **more) as (_, _, seat, _):
+        async with at_gateway("hermes", answers, **more) as (_, _, gateway_session, _):
             environ = {
                 **{k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")},
-                "OPENAI_BASE_URL": seat.base_url,
-                "OPENAI_API_KEY": seat.api_key,
+                "OPENAI_BASE_URL": gateway_session.base_url,
+                "OPENAI_API_KEY": gateway_session.api_key,
             }
             program = await asyncio.create_subprocess_exec(
                 *(python, str(ROOT / "tests/support/openai_program.py")),
@@ -52,7 +52,7 @@ def play(answers, **more):
             )
             out, err = await program.communicate()
             assert program.returncode == 0, err.decode()
-            return json.loads(out), seat
+            return json.loads(out), gateway_session
 
     return asyncio.run(main())
 
@@ -64,9 +64,9 @@ def test_the_openai_package_talks_to_the_gateway():
         *("it is 5", "a red shirt", "one two three four five six", " [red]"),
         *("first", "second", "third", gone, gone, "at last"),
     ]
-    told, seat = play(answers, max_turns=12)
+    told, gateway_session = play(answers, max_turns=12)
     assert told["agent"] == "it is 5"
-    assert told["stream"] == ["a red shirt", seat.turns[2].num_new_tokens]
+    assert told["stream"] == ["a red shirt", gateway_session.turns[2].num_new_tokens]
     assert len(told["logprobs"]) == 4
     assert told["text"].strip() == "[red]"
     assert told["responses"] == ["first", "second", "third"]
@@ -80,7 +80,7 @@ def test_the_openai_package_talks_to_the_gateway():
         "retried": None,  # the package asked again by itself
         "turns": ["RateLimitError", 429, "insufficient_quota"],
     }
-    assert len(seat.turns) == 12
-    assert seat.failure is None
-    assert seat.truncated
-    assert set(seat.samples()[0].turn_ids.tolist()) == {-1, 0, 1}
+    assert len(gateway_session.turns) == 12
+    assert gateway_session.failure is None
+    assert gateway_session.truncated
+    assert set(gateway_session.samples()[0].turn_ids.tolist()) == {-1, 0, 1}

@@ -69,15 +69,15 @@ class Scripted:
 class Http:
     """Asks one episode with plain HTTP."""
 
-    def __init__(self, session, seat):
-        self.session, self.seat = session, seat
+    def __init__(self, session, gateway_session):
+        self.session, self.gateway_session = session, gateway_session
 
     async def post(self, path, body, *, key=None, base_url=None):
         """Return status and JSON; a ``bytes`` body is sent as it is."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        key = self.seat.api_key if key is None else key
+        key = self.gateway_session.api_key if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url = f"{base_url or self.seat.base_url}/{path}"
+        url = f"{base_url or self.gateway_session.base_url}/{path}"
         async with self.session.post(url, data=io.BytesIO(data), headers=headers) as response:
             return response.status, await response.json()
 
@@ -95,8 +95,8 @@ class Http:
 
     async def events(self, path, body):
         """Return the events of a stream, but for the last."""
-        headers = {"Authorization": f"Bearer {self.seat.api_key}"}
-        url = f"{self.seat.base_url}/{path}"
+        headers = {"Authorization": f"Bearer {self.gateway_session.api_key}"}
+        url = f"{self.gateway_session.base_url}/{path}"
         async with self.session.post(url, json={**body, "stream": True}, headers=headers) as r:
             assert r.status == 200, await r.text()
             assert r.content_type == "text/event-stream"
@@ -118,7 +118,7 @@ async def at_gateway(
     ticket=TICKET,
     **limits,
 ) -> AsyncIterator[tuple]:
-    """Give gateway, engine, seat and client of one episode."""
+    """Give gateway, engine, session and client of one episode."""
     tokenizer = tokenizer_with(name) if name in TEMPLATES else tool_tokenizer(name)
     engine = Scripted(tokenizer, answers, delay_s)
     settings = GatewaySettings(max_context_tokens=max_context_tokens, seed=1, stall_s=stall_s)
@@ -127,8 +127,8 @@ async def at_gateway(
     try:
         async with (
             aiohttp.ClientSession() as session,
-            gateway.episode(ticket, replace(LIMITS, **limits)) as seat,
+            gateway.episode(ticket, replace(LIMITS, **limits)) as gateway_session,
         ):
-            yield gateway, engine, seat, Http(session, seat)
+            yield gateway, engine, gateway_session, Http(session, gateway_session)
     finally:
         await gateway.close()

@@ -25,7 +25,12 @@ RUN = {"env": "frozenlake", "model": {"kind": "new"}, "stop": {"batches": 1}}
 
 def test_a_program_at_the_gateway_has_its_own_episode_and_no_other() -> None:
     async def main() -> None:
-        async with at_gateway(answers=["one", "two", "three"]) as (gateway, _, seat, http):
+        async with at_gateway(answers=["one", "two", "three"]) as (
+            gateway,
+            _,
+            gateway_session,
+            http,
+        ):
             ticket = replace(TICKET, ticket_id="g0.1")
             async with gateway.episode(ticket, LIMITS) as other:
                 stranger = Http(http.session, other)
@@ -33,14 +38,17 @@ def test_a_program_at_the_gateway_has_its_own_episode_and_no_other() -> None:
                 more = {"input": "go on", "previous_response_id": first["id"]}
                 status, answer = await stranger.post("responses", more)
                 assert (status, answer["error"]["param"]) == (404, "previous_response_id")
-                for where, key in ((seat.base_url, other.api_key), (other.base_url, seat.api_key)):
+                for where, key in (
+                    (gateway_session.base_url, other.api_key),
+                    (other.base_url, gateway_session.api_key),
+                ):
                     status, answer = await http.post("responses", more, key=key, base_url=where)
                     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
                 assert "my secret plan" not in str(answer)
                 await stranger.post("responses", {"input": "mine"})
-                assert [t.observation for t in seat.turns] == ["my secret plan"]
+                assert [t.observation for t in gateway_session.turns] == ["my secret plan"]
                 assert [t.observation for t in other.turns] == ["mine"]
-                assert seat.api_key[15:] not in other.base_url + seat.base_url
+                assert gateway_session.api_key[15:] not in other.base_url + gateway_session.base_url
 
     asyncio.run(main())
 

@@ -21,32 +21,32 @@ def user(text):
 
 def test_a_conversation_that_grows_is_one_row_and_its_answers_are_its_samples():
     async def main():
-        async with at_gateway(answers=["one", "two"]) as (_, engine, seat, http):
+        async with at_gateway(answers=["one", "two"]) as (_, engine, gateway_session, http):
             first = await http.say("hello")
             talk = [user("hello"), first, user("again")]
             second = await http.chat(talk, model="anything")
             assert second["choices"][0]["finish_reason"] == "stop"
-            return engine, seat, first, second
+            return engine, gateway_session, first, second
 
-    engine, seat, first, second = asyncio.run(main())
+    engine, gateway_session, first, second = asyncio.run(main())
     assert (first["role"], first["content"]) == ("assistant", "one")
-    (sample,) = seat.samples()
+    (sample,) = gateway_session.samples()
     asked = engine.requests[1]
     assert sample.token_ids[: len(asked.token_ids)].tolist() == asked.token_ids
     assert set(sample.turn_ids.tolist()) == {-1, 0, 1}
     assert second["usage"]["prompt_tokens"] == len(asked.token_ids)
-    assert [t.action for t in seat.turns] == ["one", "two"]
-    assert [t.observation for t in seat.turns] == ["hello", "again"]
-    assert [m["content"] for m in seat.messages] == ["hello", "one", "again", "two"]
-    assert (seat.truncated, seat.failure) == (False, None)
+    assert [t.action for t in gateway_session.turns] == ["one", "two"]
+    assert [t.observation for t in gateway_session.turns] == ["hello", "again"]
+    assert [m["content"] for m in gateway_session.messages] == ["hello", "one", "again", "two"]
+    assert (gateway_session.truncated, gateway_session.failure) == (False, None)
     assert engine.released == ["g0.0#0"]
 
 
 def test_a_wrong_key_is_401_and_that_of_an_ended_episode_410():
     async def main():
-        async with at_gateway() as (gateway, _, seat, http):
+        async with at_gateway() as (gateway, _, gateway_session, http):
             body = {"messages": [user("hi")]}
-            async with gateway.episode(TICKET, seat.limits) as other:
+            async with gateway.episode(TICKET, gateway_session.limits) as other:
                 elsewhere = await http.post("chat/completions", body, base_url=other.base_url)
                 dead = other.api_key
             answers = [elsewhere]
@@ -63,29 +63,29 @@ def test_a_wrong_key_is_401_and_that_of_an_ended_episode_410():
 
 def test_a_spent_budget_is_429_and_the_episode_truncated():
     async def main():
-        async with at_gateway(max_turns=1) as (_, engine, seat, http):
+        async with at_gateway(max_turns=1) as (_, engine, gateway_session, http):
             await http.say("hi")
-            assert not seat.truncated
+            assert not gateway_session.truncated
             status, answer = await http.post("chat/completions", {"messages": [user("more")]})
             assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
-            assert seat.truncated
-            assert len(engine.requests) == len(seat.turns) == 1
+            assert gateway_session.truncated
+            assert len(engine.requests) == len(gateway_session.turns) == 1
 
     asyncio.run(main())
 
 
 def test_messages_beyond_the_context_are_400_and_the_episode_truncated():
     async def main():
-        async with at_gateway(max_context_tokens=40) as (_, engine, seat, http):
+        async with at_gateway(max_context_tokens=40) as (_, engine, gateway_session, http):
             status, answer = await http.post(
                 "chat/completions", {"messages": [user("red shirt " * 40)]}
             )
             assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-            assert seat.truncated
-            assert seat.failure is None
+            assert gateway_session.truncated
+            assert gateway_session.failure is None
             assert not engine.requests
             assert (await http.say("red"))["content"] == "ok"  # it may go on with what fits
-            assert not seat.truncated
+            assert not gateway_session.truncated
 
     asyncio.run(main())
 
@@ -117,19 +117,23 @@ def test_messages_beyond_the_context_are_400_and_the_episode_truncated():
 )
 def test_a_malformed_body_is_400_and_names_its_field(body, param):
     async def main():
-        async with at_gateway() as (_, engine, seat, http):
+        async with at_gateway() as (_, engine, gateway_session, http):
             status, answer = await http.post("chat/completions", body)
             assert (status, answer["error"]["param"]) == (400, param)
             assert answer["error"]["type"] == "invalid_request_error"
             assert not engine.requests
-            assert (seat.turns, seat.truncated, seat.failure) == ([], False, None)
+            assert (gateway_session.turns, gateway_session.truncated, gateway_session.failure) == (
+                [],
+                False,
+                None,
+            )
 
     asyncio.run(main())
 
 
 def test_a_client_that_hangs_up_ends_its_generation_and_leaves_no_trace():
     async def main():
-        async with at_gateway() as (_, engine, seat, http):
+        async with at_gateway() as (_, engine, gateway_session, http):
             engine.gate = asyncio.Event()
             task = asyncio.ensure_future(http.say("hi"))
             while not engine.requests:
@@ -139,8 +143,12 @@ def test_a_client_that_hangs_up_ends_its_generation_and_leaves_no_trace():
                 await asyncio.sleep(0.001)
             engine.gate.set()
             await http.say("hi")
-            assert seat.num_hung_up == 1
-            assert (len(seat.turns), len(seat.samples()), seat.failure) == (1, 1, None)
+            assert gateway_session.num_hung_up == 1
+            assert (
+                len(gateway_session.turns),
+                len(gateway_session.samples()),
+                gateway_session.failure,
+            ) == (1, 1, None)
 
     asyncio.run(main())
 
@@ -148,51 +156,56 @@ def test_a_client_that_hangs_up_ends_its_generation_and_leaves_no_trace():
 def test_an_engine_that_fails_is_503_and_the_episode_failed_until_asked_again():
     async def main():
         answers = [InferenceFailure("gone", boundary="generate"), "well"]
-        async with at_gateway(answers=answers) as (_, _, seat, http):
+        async with at_gateway(answers=answers) as (_, _, gateway_session, http):
             status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
             assert (status, answer["error"]["type"]) == (503, "server_error")
-            assert seat.failure is not None
-            assert seat.failure.message == "gone"
+            assert gateway_session.failure is not None
+            assert gateway_session.failure.message == "gone"
             assert (await http.say("hi"))["content"] == "well"
-            assert seat.failure is None
+            assert gateway_session.failure is None
 
     asyncio.run(main())
 
 
 def test_an_engine_that_is_late_is_504_and_the_failure_a_timeout():
     async def main():
-        async with at_gateway(generate_s=0.05) as (_, engine, seat, http):
+        async with at_gateway(generate_s=0.05) as (_, engine, gateway_session, http):
             engine.gate = asyncio.Event()
             status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
             assert (status, answer["error"]["code"]) == (504, "engine_error")
             assert engine.num_cancelled == 1
-            assert seat.num_hung_up == 0
-            assert seat.failure is not None
-            assert seat.failure.kind == "timeout"
+            assert gateway_session.num_hung_up == 0
+            assert gateway_session.failure is not None
+            assert gateway_session.failure.kind == "timeout"
 
     asyncio.run(main())
 
 
 def test_an_answer_that_was_aborted_is_none():
     async def main():
-        async with at_gateway(answers=[result([1], finish_reason="abort")]) as (_, _, seat, http):
+        async with at_gateway(answers=[result([1], finish_reason="abort")]) as (
+            _,
+            _,
+            gateway_session,
+            http,
+        ):
             status, _ = await http.post("chat/completions", {"messages": [user("hi")]})
             assert status == 503
-            assert seat.failure is not None
-            assert seat.failure.kind == "cancelled"
-            assert not seat.samples()
+            assert gateway_session.failure is not None
+            assert gateway_session.failure.kind == "cancelled"
+            assert not gateway_session.samples()
 
     asyncio.run(main())
 
 
 def test_a_fault_of_the_gateway_itself_is_500_and_the_episode_failed():
     async def main():
-        async with at_gateway(answers=[result([1, 2])]) as (_, _, seat, http):
-            seat.limits = None  # as if the code were wrong
+        async with at_gateway(answers=[result([1, 2])]) as (_, _, gateway_session, http):
+            gateway_session.limits = None  # as if the code were wrong
             status, answer = await http.post("chat/completions", {"messages": [user("hi")]})
             assert (status, answer["error"]["type"]) == (500, "server_error")
-            assert seat.failure is not None
-            assert seat.failure.boundary == "gateway"
+            assert gateway_session.failure is not None
+            assert gateway_session.failure.boundary == "gateway"
 
     asyncio.run(main())
 
@@ -211,7 +224,7 @@ def test_only_so_many_sessions_are_kept():
 
 def test_no_more_is_answered_than_there_are_turns_while_sessions_are_released():
     async def main():
-        async with at_gateway(max_turns=KEPT_SESSIONS + 2) as (_, engine, seat, http):
+        async with at_gateway(max_turns=KEPT_SESSIONS + 2) as (_, engine, gateway_session, http):
             for number in range(KEPT_SESSIONS):
                 await http.say(f"summary {number}")
             at_once = [{"messages": [user(f"more {number}")]} for number in range(6)]
@@ -227,14 +240,14 @@ def test_no_more_is_answered_than_there_are_turns_while_sessions_are_released():
             gate.set()
             statuses = sorted(status for status, _ in await asyncio.gather(*asked))
             assert statuses == [200, 200, 429, 429, 429, 429]
-            assert len(seat.turns) == len(engine.requests) == KEPT_SESSIONS + 2
+            assert len(gateway_session.turns) == len(engine.requests) == KEPT_SESSIONS + 2
 
     asyncio.run(main())
 
 
 def test_what_waits_for_a_session_when_the_episode_ends_is_not_generated():
     async def main():
-        async with at_gateway() as (_, engine, seat, http):
+        async with at_gateway() as (_, engine, gateway_session, http):
             for number in range(KEPT_SESSIONS):
                 await http.say(f"summary {number}")
             waits, gate = asyncio.Event(), asyncio.Event()
@@ -247,22 +260,22 @@ def test_what_waits_for_a_session_when_the_episode_ends_is_not_generated():
             asked = http.post("chat/completions", {"messages": [user("more")]})
             asked = asyncio.ensure_future(asked)
             await waits.wait()
-            closing = asyncio.ensure_future(seat.close())
+            closing = asyncio.ensure_future(gateway_session.close())
             await asyncio.sleep(0)
             gate.set()
             status, answer = await asked
             await closing
             assert (status, answer["error"]["code"]) == (410, "episode_over")
-            assert len(seat.turns) == len(engine.requests) == KEPT_SESSIONS
+            assert len(gateway_session.turns) == len(engine.requests) == KEPT_SESSIONS
 
     asyncio.run(main())
 
 
 def test_the_end_of_an_episode_ends_what_is_in_flight():
     async def main():
-        async with at_gateway() as (gateway, engine, seat, http):
+        async with at_gateway() as (gateway, engine, gateway_session, http):
             engine.gate = asyncio.Event()
-            async with gateway.episode(TICKET, seat.limits) as other:
+            async with gateway.episode(TICKET, gateway_session.limits) as other:
                 body, key = {"messages": [user("hi")]}, other.api_key
                 asked = http.post("chat/completions", body, key=key, base_url=other.base_url)
                 task = asyncio.ensure_future(asked)
@@ -288,12 +301,12 @@ def test_the_end_of_an_episode_ends_what_is_in_flight():
 )
 def test_what_is_hardly_http_is_refused_and_is_no_failure(head, body, status):
     async def main():
-        async with at_gateway() as (gateway, engine, seat, _):
+        async with at_gateway() as (gateway, engine, gateway_session, _):
             port = int(gateway.url.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            path = seat.base_url.removeprefix(gateway.url)
+            path = gateway_session.base_url.removeprefix(gateway.url)
             lines = f"POST {path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
-            lines += f"Authorization: Bearer {seat.api_key}\r\n{head}\r\n\r\n"
+            lines += f"Authorization: Bearer {gateway_session.api_key}\r\n{head}\r\n\r\n"
             writer.write(lines.encode() + body)
             try:
                 async with asyncio.timeout(scaled(60)):
@@ -301,7 +314,7 @@ def test_what_is_hardly_http_is_refused_and_is_no_failure(head, body, status):
             finally:
                 writer.close()
             assert int(answered.split()[1]) == status
-            assert (engine.requests, seat.failure) == ([], None)
+            assert (engine.requests, gateway_session.failure) == ([], None)
 
     asyncio.run(main())
 
@@ -324,11 +337,13 @@ def test_a_gateway_on_all_addresses_names_one_that_leads_to_it():
 
 def test_other_paths_are_404_and_the_model_says_what_it_is():
     async def main():
-        async with at_gateway() as (gateway, _, seat, http):
+        async with at_gateway() as (gateway, _, gateway_session, http):
             status, answer = await http.post("embeddings", {})
             assert (status, answer["error"]["code"]) == (404, "unknown_url")
-            headers = {"Authorization": f"Bearer {seat.api_key}"}
-            async with http.session.get(f"{seat.base_url}/models", headers=headers) as response:
+            headers = {"Authorization": f"Bearer {gateway_session.api_key}"}
+            async with http.session.get(
+                f"{gateway_session.base_url}/models", headers=headers
+            ) as response:
                 (model,) = (await response.json())["data"]
             assert model["tokenizer_fingerprint"] == gateway.tokenizer.fingerprint
 
@@ -348,7 +363,7 @@ def test_an_address_that_is_taken_is_said_in_one_line():
 
 def test_a_long_message_is_refused_before_it_is_tokenized(monkeypatch):
     async def main():
-        async with at_gateway(max_context_tokens=2000) as (gateway, engine, seat, http):
+        async with at_gateway(max_context_tokens=2000) as (gateway, engine, gateway_session, http):
             encoded = []
             monkeypatch.setattr(gateway.tokenizer, "encode", lambda text: encoded.append(len(text)))
             long = "x" * (30 * 2**20)
@@ -359,8 +374,8 @@ def test_a_long_message_is_refused_before_it_is_tokenized(monkeypatch):
             ):
                 status, answer = await http.post(path, body)
                 assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-            assert (encoded, engine.requests, seat.failure) == ([], [], None)
-            assert seat.truncated
+            assert (encoded, engine.requests, gateway_session.failure) == ([], [], None)
+            assert gateway_session.truncated
 
     asyncio.run(main())
 
@@ -371,7 +386,7 @@ def test_a_long_prompt_does_not_keep_other_requests_waiting(path, monkeypatch):
     answered = threading.Event()
 
     async def main():
-        async with at_gateway(max_context_tokens=2000) as (gateway, _, seat, http):
+        async with at_gateway(max_context_tokens=2000) as (gateway, _, gateway_session, http):
             encode = gateway.tokenizer.encode
 
             def slow(text):
@@ -384,7 +399,9 @@ def test_a_long_prompt_does_not_keep_other_requests_waiting(path, monkeypatch):
             body = {"messages": [user(long)], "input": long, "prompt": long}
             keys = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}
             asked = asyncio.create_task(http.post(path, {keys[path]: body[keys[path]]}))
-            async with gateway.episode(replace(TICKET, ticket_id="g1.0"), seat.limits) as other:
+            async with gateway.episode(
+                replace(TICKET, ticket_id="g1.0"), gateway_session.limits
+            ) as other:
                 said = await Http(http.session, other).say("hello")
                 assert said["content"] == "ok"
             answered.set()
@@ -398,7 +415,7 @@ def test_a_client_that_hangs_up_while_it_is_tokenized_leaves_the_transcript_soun
     begun, go_on = threading.Event(), threading.Event()
 
     async def main():
-        async with at_gateway(max_context_tokens=2000) as (gateway, _, seat, http):
+        async with at_gateway(max_context_tokens=2000) as (gateway, _, gateway_session, http):
             encode = gateway.tokenizer.encode
 
             def slow(text):
@@ -415,7 +432,7 @@ def test_a_client_that_hangs_up_while_it_is_tokenized_leaves_the_transcript_soun
             after = asyncio.create_task(http.say("hello"))
             go_on.set()
             assert (await after)["content"] == "ok"
-            assert len(seat.turns) == len(seat.samples()) == 1
+            assert len(gateway_session.turns) == len(gateway_session.samples()) == 1
 
     asyncio.run(main())
 
@@ -434,16 +451,16 @@ def test_a_client_that_hangs_up_while_it_is_tokenized_leaves_the_transcript_soun
 )
 def test_a_request_whose_rest_does_not_come_is_closed(sent):
     async def main():
-        async with at_gateway(stall_s=0.2) as (gateway, engine, seat, http):
+        async with at_gateway(stall_s=0.2) as (gateway, engine, gateway_session, http):
             port = int(gateway.url.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            path = seat.base_url.removeprefix(gateway.url)
-            writer.write(sent.format(path=path, key=seat.api_key).encode())
+            path = gateway_session.base_url.removeprefix(gateway.url)
+            writer.write(sent.format(path=path, key=gateway_session.api_key).encode())
             async with asyncio.timeout(scaled(60)):
                 with suppress(ConnectionResetError):
                     await reader.read()
             writer.close()
-            assert (engine.requests, seat.failure) == ([], None)
+            assert (engine.requests, gateway_session.failure) == ([], None)
             assert (await http.say("hello"))["content"] == "ok"
 
     asyncio.run(main())

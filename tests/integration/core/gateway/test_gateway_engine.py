@@ -45,20 +45,22 @@ def test_logprobs_of_all_branches_are_those_of_the_model(tmp_path):
         await gateway.start()
         try:
             async with aiohttp.ClientSession() as session:
-                async with gateway.episode(TICKET, limits) as seat:
-                    await program(Http(session, seat))
+                async with gateway.episode(TICKET, limits) as gateway_session:
+                    await program(Http(session, gateway_session))
                     cached = (await engine.stats()).cached_tokens
-                return seat, cached, await engine.stats()
+                return gateway_session, cached, await engine.stats()
         finally:
             await gateway.close()
             await engine.close()
 
-    seat, cached, after = asyncio.run(main())
-    samples = seat.samples()
-    assert len(seat.turns) == 8
+    gateway_session, cached, after = asyncio.run(main())
+    samples = gateway_session.samples()
+    assert len(gateway_session.turns) == 8
     assert len(samples) == 5  # the talk with one try, two more tries, the summary, the other turn
-    assert sum(s.num_loss_tokens for s in samples) == sum(t.num_new_tokens for t in seat.turns)
-    assert cached > max(t.num_prompt_tokens for t in seat.turns)
+    assert sum(s.num_loss_tokens for s in samples) == sum(
+        t.num_new_tokens for t in gateway_session.turns
+    )
+    assert cached > max(t.num_prompt_tokens for t in gateway_session.turns)
     assert after.num_sessions == 0
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -92,10 +92,10 @@ def at_program(name, sampled, play):
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                gateway.episode(TICKET, replace(LIMITS, max_turns=99)) as seat,
+                gateway.episode(TICKET, replace(LIMITS, max_turns=99)) as gateway_session,
             ):
-                await play(Program(name, Http(session, seat)))
-                return seat.samples()
+                await play(Program(name, Http(session, gateway_session)))
+                return gateway_session.samples()
         finally:
             await gateway.close()
 

@@ -22,12 +22,12 @@ def tool_answer(call, content):
 
 
 def meet(name, answers, talk, **more):
-    """Play ``talk(http)`` at a gateway; return the engine, the seat, and what it returned."""
+    """Play ``talk(http)`` at a gateway; return the engine, the session, and what it returned."""
 
     async def main():
-        async with at_gateway(name, answers, **more) as (_, engine, seat, http):
+        async with at_gateway(name, answers, **more) as (_, engine, gateway_session, http):
             told = await talk(http)
-        return engine, seat, told
+        return engine, gateway_session, told
 
     return asyncio.run(main())
 
@@ -48,14 +48,14 @@ def test_a_tool_call_is_shown_as_one_and_its_answer_extends_the_row(name):
         return first, await http.chat(messages, tools=[ADD])
 
     written = call_text(name, ("add", '{"a": 2,  "b": 3}'))
-    engine, seat, (first, second) = meet(name, [written, "5"], talk)
+    engine, gateway_session, (first, second) = meet(name, [written, "5"], talk)
     choice = first["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     function = choice["message"]["tool_calls"][0]["function"]
     assert function["name"] == "add"
     assert json.loads(function["arguments"]) == {"a": 2, "b": 3}
     assert second["choices"][0]["message"]["content"] == "5"
-    (sample,) = seat.samples()
+    (sample,) = gateway_session.samples()
     assert set(sample.turn_ids.tolist()) == {-1, 0, 1}
     assert sample.token_ids[: len(engine.requests[1].token_ids)].tolist() == (
         engine.requests[1].token_ids
@@ -68,12 +68,12 @@ def test_a_tool_call_that_is_no_json_stays_text():
         return await http.chat("add", tools=[ADD])
 
     broken = '<tool_call>\n{"name": "add", "arguments": {"a": }\n</tool_call>'
-    _, seat, answer = meet("hermes", [broken], talk)
+    _, gateway_session, answer = meet("hermes", [broken], talk)
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == broken
     assert "tool_calls" not in choice["message"]
-    assert seat.failure is None
+    assert gateway_session.failure is None
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_stream_says_what_the_whole_answer_says():
         return told, called
 
     call = call_text("hermes", ("add", '{"a": 1, "b": 2}'))
-    _, seat, (told, called) = meet("hermes", ["a red shirt", f"let me see {call}"], talk)
+    _, gateway_session, (told, called) = meet("hermes", ["a red shirt", f"let me see {call}"], talk)
     deltas = [e["choices"][0]["delta"] for e in told if e["choices"]]
     assert deltas[0]["role"] == "assistant"
     assert "".join(d.get("content") or "" for d in deltas) == "a red shirt"
     assert told[-2]["choices"][0]["finish_reason"] == "stop"
     assert told[-1]["choices"] == []
-    assert told[-1]["usage"]["completion_tokens"] == seat.turns[0].num_new_tokens
+    assert told[-1]["usage"]["completion_tokens"] == gateway_session.turns[0].num_new_tokens
     logprobs = [
         p for e in told[:-1] for p in (e["choices"][0]["logprobs"] or {}).get("content", [])
     ]
-    assert len(logprobs) == seat.turns[0].num_new_tokens
+    assert len(logprobs) == gateway_session.turns[0].num_new_tokens
     (part,) = [c for e in called[:-1] for c in e["choices"][0]["delta"].get("tool_calls", [])]
     assert (part["index"], part["function"]["name"]) == (0, "add")
     assert called[-2]["choices"][0]["finish_reason"] == "tool_calls"
@@ -135,9 +135,9 @@ def test_logprobs_and_tokens_are_those_that_are_recorded():
     async def talk(http):
         return await http.chat("hi", logprobs=True, return_token_ids=True)
 
-    engine, seat, answer = meet("ours", ["a red shirt"], talk)
+    engine, gateway_session, answer = meet("ours", ["a red shirt"], talk)
     choice = answer["choices"][0]
-    (sample,) = seat.samples()
+    (sample,) = gateway_session.samples()
     assert answer["prompt_token_ids"] == engine.requests[0].token_ids
     assert answer["prompt_token_ids"] + choice["token_ids"] == sample.token_ids.tolist()
     said = [each["logprob"] for each in choice["logprobs"]["content"]]
@@ -148,9 +148,9 @@ def test_a_stop_text_ends_the_answer_and_the_row():
     async def talk(http):
         return await http.chat("hi", stop=["red"])
 
-    _, seat, answer = meet("ours", ["a red shirt"], talk)
+    _, gateway_session, answer = meet("ours", ["a red shirt"], talk)
     assert answer["choices"][0]["message"]["content"] == "a "
-    assert answer["usage"]["completion_tokens"] == seat.samples()[0].num_loss_tokens < 4
+    assert answer["usage"]["completion_tokens"] == gateway_session.samples()[0].num_loss_tokens < 4
 
 
 @pytest.mark.parametrize("stop", ["Observation:", "</tool_call>"])
@@ -163,14 +163,16 @@ def test_a_stop_text_leaves_the_calls_before_it(stop):
         return first["choices"][0]
 
     written = call_text("hermes", ("add", '{"a": 2, "b": 3}'))
-    _, seat, choice = meet("hermes", [f"let me see {written}\nObservation: 6", "5"], talk)
+    _, gateway_session, choice = meet(
+        "hermes", [f"let me see {written}\nObservation: 6", "5"], talk
+    )
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"].strip() == "let me see"
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {
         "a": 2,
         "b": 3,
     }
-    (sample,) = seat.samples()
+    (sample,) = gateway_session.samples()
     assert set(sample.turn_ids.tolist()) == {-1, 0, 1}
 
 
@@ -180,8 +182,8 @@ def test_a_stream_of_nothing_but_calls_holds_their_tokens():
         return await http.events("chat/completions", wanted)
 
     call = call_text("hermes", ("add", '{"a": 1, "b": 2}'))
-    _, seat, events = meet("hermes", [call], talk)
-    (sample,) = seat.samples()
+    _, gateway_session, events = meet("hermes", [call], talk)
+    (sample,) = gateway_session.samples()
     told = [i for e in events for c in e["choices"] for i in c.get("token_ids", [])]
     assert told == sample.token_ids[sample.loss_mask].tolist()
 
@@ -218,13 +220,13 @@ def test_completions_go_on_with_a_text_or_with_tokens():
         events = await http.events("completions", {"prompt": "other"})
         return first, third, events
 
-    engine, seat, (first, third, events) = meet("ours", [" [red]", "b", "c", "d"], talk)
+    engine, gateway_session, (first, third, events) = meet("ours", [" [red]", "b", "c", "d"], talk)
     choice = first["choices"][0]
     assert engine.requests[0].token_ids == choice["prompt_token_ids"]
     assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
     assert engine.requests[3].max_new_tokens == 16
     assert events[0]["choices"][0]["text"] == "d"
-    grown, other = seat.samples()
+    grown, other = gateway_session.samples()
     assert grown.token_ids.tolist() == (
         engine.requests[2].token_ids + third["choices"][0]["token_ids"]
     )
@@ -291,12 +293,14 @@ def test_a_response_goes_on_from_another_by_its_id_or_by_its_items():
         return first, second, await http.events("responses", {**base, "input": items})
 
     answers = [f"let me see\n{call}", "it is 5", "ok"]
-    _, seat, (first, second, events) = meet("hermes", answers, talk)
+    _, gateway_session, (first, second, events) = meet("hermes", answers, talk)
     assert [item["type"] for item in first["output"]] == ["message", "function_call"]
     assert second["output"][0]["content"][0]["text"] == "it is 5"
-    (sample,) = seat.samples()
+    (sample,) = gateway_session.samples()
     assert set(sample.turn_ids.tolist()) == {-1, 0, 1, 2}
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == "ok"
     assert events[-1]["type"] == "response.completed"
-    assert events[-1]["response"]["usage"]["output_tokens"] == seat.turns[2].num_new_tokens
+    assert (
+        events[-1]["response"]["usage"]["output_tokens"] == gateway_session.turns[2].num_new_tokens
+    )

@@ -29,18 +29,20 @@ class World:
         for pool in POOLS:
             engine = ScriptedEngine()
             engine.pool = pool
-            self.routes.seats.append(EngineState(engine))
+            self.routes.engine_states.append(EngineState(engine))
         self.routes.plan(PLAN)
 
     def ask(self, session: str, env: str, group: str) -> EngineState | None:
         request = GenerateRequest(session, [1] * 8, 1, session, group, env_id=env)
-        seat = self.routes.seat(request)
-        if seat is not None:
-            seat.num_turns += 1
-        return seat
+        state = self.routes.state(request)
+        if state is not None:
+            state.num_turns += 1
+        return state
 
     def look(self, at: int, waiting: int) -> None:
-        self.routes.seats[at].look(EngineStats(num_waiting=waiting, num_running=waiting), 1.0)
+        self.routes.engine_states[at].look(
+            EngineStats(num_waiting=waiting, num_running=waiting), 1.0
+        )
 
 
 STEPS = st.lists(
@@ -65,8 +67,8 @@ def test_sessions_stay_where_their_cache_is_and_the_books_are_right(steps) -> No
         sessions = list(routes.sessions)
         if what == "begin":
             number += 1
-            seat = world.ask(f"s{number}", x, f"{x}{y}")
-            assert (seat is None) == (not any(s.open for s in routes.seats))
+            state = world.ask(f"s{number}", x, f"{x}{y}")
+            assert (state is None) == (not any(s.open for s in routes.engine_states))
         elif what == "turn" and sessions:
             session = sessions[x % len(sessions)]
             before, stolen = routes.sessions[session], routes.counts.num_stolen
@@ -80,11 +82,11 @@ def test_sessions_stay_where_their_cache_is_and_the_books_are_right(steps) -> No
         elif what == "end" and sessions:
             routes.release(sessions[x % len(sessions)])
         elif what in ("die", "back"):
-            routes.seats[x].open = what == "back"
+            routes.engine_states[x].open = what == "back"
         elif what == "look":
             world.look(x, y)
-        held = Counter(id(seat) for seat in routes.sessions.values())
-        assert all(seat.num_sessions == held[id(seat)] for seat in routes.seats)
+        held = Counter(id(state) for state in routes.sessions.values())
+        assert all(state.num_sessions == held[id(state)] for state in routes.engine_states)
     for session in list(routes.sessions):
         routes.release(session)
     assert not routes._groups
@@ -103,9 +105,9 @@ def test_shares_are_met_within_a_group(weights, group_size) -> None:
     world.routes.plan({"a": shares})
     seen: Counter[str] = Counter()
     for n in range(240):
-        seat = world.ask(f"s{n}", "a", f"g{n // group_size}")
-        assert seat is not None
-        seen[seat.pool] += 1
+        state = world.ask(f"s{n}", "a", f"g{n // group_size}")
+        assert state is not None
+        seen[state.pool] += 1
         world.routes.release(f"s{n}") if n % 3 == 0 else None
         for pool, share in shares.items():
             assert abs(seen[pool] - share * (n + 1)) <= 2 * group_size
@@ -118,9 +120,9 @@ def test_nothing_is_stolen_unless_the_planned_pool_queues_and_another_idles(look
     world = World()
     for n, (at, waiting) in enumerate(looks):
         world.look(at, waiting)
-        seats = world.routes.seats
-        queues = all(s.queues for s in seats if s.pool == "wide")
-        idles = any(s.idle for s in seats if s.pool != "wide")
+        engine_states = world.routes.engine_states
+        queues = all(s.queues for s in engine_states if s.pool == "wide")
+        idles = any(s.idle for s in engine_states if s.pool != "wide")
         before = world.routes.counts.num_stolen
         world.ask(f"s{n}", "b", "")
         stolen = world.routes.counts.num_stolen > before

@@ -54,17 +54,17 @@ def test_the_config_holds_together_and_every_class_has_an_engine() -> None:
     classes = {one.name: one.count for one in run.engines}
     pools = [ray_pools.contract(pool, classes) for pool in run.config.runtime.pools]
     placement = place(run, pools, demand_of(run))
-    seats = ray_pools.slots_of(
+    engine_states = ray_pools.slots_of(
         placement, run.config.runtime.pools, {"engine": 1, "trainer": 1, "env": 2}, classes
     )
-    assert [(seat.role, seat.pool) for seat in seats] == [
+    assert [(state.role, state.pool) for state in engine_states] == [
         ("engine", "embedded"),
         ("engine", "served"),
         ("trainer", "trainers"),
         ("env", "boxes"),
         ("env", "boxes"),
     ]
-    assert sum(seat.resources["slot"] for seat in seats) <= 2 * mission.SLOTS["slot"]
+    assert sum(state.resources["slot"] for state in engine_states) <= 2 * mission.SLOTS["slot"]
 
 
 def test_an_environment_alone_gets_as_many_trajectories_as_beside_others(tmp_path: Path) -> None:

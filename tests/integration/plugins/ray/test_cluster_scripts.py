@@ -152,21 +152,21 @@ def test_an_engine_over_two_gpus_sees_two_of_its_own(environment: dict[str, str]
 
 
 async def _seen(address: str) -> list[str]:
-    """Return the GPUs that two parts see, each on a seat of two."""
+    """Return the GPUs that two parts see, each in a slot of two."""
     cluster = RayCluster(RayRuntime(address=address, placement_s=PLACEMENT_S), "seen", 2)
     cluster.open()
-    seats = [ResourceSlot("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
+    slots = [ResourceSlot("engine", "gen", {"GPU": 2.0, "gen": 2.0}, {})] * 2
     settings = ActorSettings({}, None, TEST_PATHS)
     parts = []
     try:
         assert {n.resources.get("gen") for n in cluster.nodes()} == {4.0}
-        group = await cluster.reserve(seats, "SPREAD")
-        for index, seat in enumerate(seats):
+        group = await cluster.reserve(slots, "SPREAD")
+        for index, slot in enumerate(slots):
 
-            async def berth(index: int = index, seat: ResourceSlot = seat) -> Reservation:
-                return Reservation(seat, group, index)
+            async def reserved(index: int = index, slot: ResourceSlot = slot) -> Reservation:
+                return Reservation(slot, group, index)
 
-            part = RayWorker(f"engine-{index}", cluster, berth, settings)
+            part = RayWorker(f"engine-{index}", cluster, reserved, settings)
             parts.append(part)
             await part.start()
         return [await part.call("test_cluster_scripts:visible_devices") for part in parts]

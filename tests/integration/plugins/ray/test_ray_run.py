@@ -105,14 +105,14 @@ def joining(nodes: LocalNodes) -> RayRuntime:
 
 
 async def _part(cluster: RayCluster, log: Path) -> RayWorker:
-    seat = ResourceSlot("engine", "gen_node", {"gen_node": 1.0}, {})
-    group = await cluster.reserve([seat], "PACK")
+    slot = ResourceSlot("engine", "gen_node", {"gen_node": 1.0}, {})
+    group = await cluster.reserve([slot], "PACK")
 
-    async def berth() -> Reservation:
-        return Reservation(seat, group, 0)
+    async def reserved() -> Reservation:
+        return Reservation(slot, group, 0)
 
     settings = ActorSettings({"OMP_NUM_THREADS": "1"}, str(log), TEST_PATHS)
-    return RayWorker("tried", cluster, berth, settings)
+    return RayWorker("tried", cluster, reserved, settings)
 
 
 def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: LocalNodes, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def routes(*pools: str) -> Routes:
     for pool in pools:
         engine = ScriptedEngine()
         engine.pool = pool
-        routes.seats.append(EngineState(engine))
+        routes.engine_states.append(EngineState(engine))
     return routes
 
 
@@ -100,7 +100,7 @@ def test_sessions_stay_and_siblings_sit_together_and_groups_spread() -> None:
             assert len({c.session_id for c in engine.calls}) == 4
         for session in range(8):
             await router.release(f"s{session}")
-        assert [seat.num_sessions for seat in router.seats] == [0, 0]
+        assert [state.num_sessions for state in router.engine_states] == [0, 0]
 
     run_virtual(main())
 
@@ -114,7 +114,7 @@ def test_shares_are_kept_for_each_environment_and_replanned() -> None:
             await router.generate(request(f"a{n}", env="a"))
             await router.generate(request(f"b{n}", env="b"))
         assert router.counts.by_pool == {"a": {"fast": 30, "wide": 10}, "b": {"wide": 40}}
-        assert abs(router.seats[0].num_sessions - router.seats[1].num_sessions) <= 1
+        assert abs(router.engine_states[0].num_sessions - router.engine_states[1].num_sessions) <= 1
         router.place(placement(a={"wide": 1.0}))
         for n in range(40, 60):
             await router.generate(request(f"a{n}", env="a"))
@@ -150,12 +150,12 @@ def test_a_new_session_is_stolen_only_when_its_pool_queues_and_another_idles() -
     def seated(fast: EngineStats, wide: EngineStats) -> str:
         tried = routes("fast", "wide")
         tried.plan(planned)
-        for seat, said in zip(tried.seats, (fast, wide), strict=True):
-            seat.look(said, 1.0)
-        seat = tried.seat(request("s"))
-        assert seat is not None
-        assert tried.counts.num_stolen == (seat.pool != "fast")
-        return seat.pool
+        for state, said in zip(tried.engine_states, (fast, wide), strict=True):
+            state.look(said, 1.0)
+        state = tried.state(request("s"))
+        assert state is not None
+        assert tried.counts.num_stolen == (state.pool != "fast")
+        return state.pool
 
     assert seated(stats(8, waiting=3), stats()) == "wide"
     assert seated(stats(8), stats()) == "fast"
@@ -166,28 +166,28 @@ def test_a_new_session_is_stolen_only_when_its_pool_queues_and_another_idles() -
 def test_siblings_of_a_stolen_session_follow_it() -> None:
     tried = routes("fast", "wide")
     tried.plan({"a": {"fast": 1.0}})
-    tried.seats[0].look(stats(8, waiting=3), 1.0)
-    tried.seats[1].look(stats(), 1.0)
-    found = [tried.seat(request(f"s{n}", group="g")) for n in range(4)]
-    assert {seat.pool for seat in found if seat} == {"wide"}
+    tried.engine_states[0].look(stats(8, waiting=3), 1.0)
+    tried.engine_states[1].look(stats(), 1.0)
+    found = [tried.state(request(f"s{n}", group="g")) for n in range(4)]
+    assert {state.pool for state in found if state} == {"wide"}
     assert tried.counts.num_stolen == 4
 
 
 def test_a_later_turn_moves_only_when_its_prompt_is_computed_sooner_than_its_turn_comes() -> None:
     tried = routes("local", "local")
-    here = tried.seat(request("s"))
+    here = tried.state(request("s"))
     assert here is not None
-    other = next(seat for seat in tried.seats if seat is not here)
-    for seat in (here, other):
-        seat.look(stats(), 1.0)
+    other = next(state for state in tried.engine_states if state is not here)
+    for state in (here, other):
+        state.look(stats(), 1.0)
     here.num_turns = 10
     here.look(stats(8, waiting=5, prefill_tokens=1_000, busy_s=1.0), 1.0)
     other.look(stats(), 1.0)
     assert worth_moving(100, here, other)  # 0.5 s against 0.1 s
     assert not worth_moving(400, here, other)
     long = GenerateRequest("s/1", [1] * 400, 1, "s")
-    assert tried.seat(long) is here
-    assert tried.seat(request("s", turn=1)) is other
+    assert tried.state(long) is here
+    assert tried.state(request("s", turn=1)) is other
     assert (here.num_sessions, other.num_sessions) == (0, 1)
     assert tried.counts.num_stolen == 1
     assert tried.counts.recomputed_tokens == 11
@@ -205,7 +205,7 @@ def test_a_dead_engines_sessions_go_on_elsewhere_within_the_turn() -> None:
         await router.generate(request("s2", group="g"))
         assert {c.session_id for c in other.calls} == {"s", "s2"}
         assert router.counts.num_moved == 1
-        assert [s.num_running for s in router.seats] == [0, 0]
+        assert [s.num_running for s in router.engine_states] == [0, 0]
 
     run_virtual(main())
 
@@ -213,14 +213,14 @@ def test_a_dead_engines_sessions_go_on_elsewhere_within_the_turn() -> None:
 @pytest.mark.parametrize("first_back", ["sibling", "new"])
 def test_siblings_stay_together_when_their_engine_closes(first_back: str) -> None:
     tried = routes("local", "local", "local")
-    old = tried.seat(request("s1", group="g"))
-    assert old is tried.seat(request("s2", group="g"))
+    old = tried.state(request("s1", group="g"))
+    assert old is tried.state(request("s2", group="g"))
     old.open = False
-    first = tried.seat(request("s3" if first_back == "new" else "s1", group="g", turn=1))
+    first = tried.state(request("s3" if first_back == "new" else "s1", group="g", turn=1))
     assert first is not None
     assert first is not old
     for session in ("s1", "s2", "s3", "s4"):  # a third engine has less to do
-        assert tried.seat(request(session, group="g", turn=2)) is first
+        assert tried.state(request(session, group="g", turn=2)) is first
 
 
 def test_a_request_that_kills_engines_kills_two_and_no_more() -> None:
@@ -298,7 +298,7 @@ def test_an_engine_that_joins_has_the_newest_weights_before_its_first_request() 
         assert second.versions == [3]
         for n in range(4, 12):
             await router.generate(request(f"s{n}"))
-        assert [seat.num_sessions for seat in router.seats] == [6, 6]
+        assert [state.num_sessions for state in router.engine_states] == [6, 6]
 
     run_virtual(main())
 

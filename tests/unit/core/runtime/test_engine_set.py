@@ -66,10 +66,10 @@ def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() ->
         await engines.start(2)
         requests = [GenerateRequest(str(i), [1], 4, session_id=str(i)) for i in range(2)]
         answers = [asyncio.ensure_future(engines.router.generate(r)) for r in requests]
-        while sum(seat.num_running for seat in engines.router.seats) < 2:
+        while sum(state.num_running for state in engines.router.engine_states) < 2:
             await asyncio.sleep(0)
         scaling = asyncio.ensure_future(engines.resize(1))
-        while len(engines.router.seats) == 2:
+        while len(engines.router.engine_states) == 2:
             await asyncio.sleep(0)
         scaling.cancel()
         await asyncio.gather(scaling, return_exceptions=True)

@@ -93,10 +93,10 @@ class Echo:
 async def _started() -> tuple[RayWorker, _Cluster]:
     cluster: Any = _Cluster()
 
-    async def berth() -> Reservation:
+    async def reserved() -> Reservation:
         return Reservation(None, None, 0)  # type: ignore[arg-type]
 
-    part = RayWorker("engine 0", cluster, berth, ActorSettings())
+    part = RayWorker("engine 0", cluster, reserved, ActorSettings())
     await part.start(f"{__name__}:Echo")
     assert part.pid == os.getpid()
     cluster.handle.sent.clear()

@@ -1,4 +1,4 @@
-"""Pools and seats on a Ray cluster, without Ray."""
+"""Pools and slots on a Ray cluster, without Ray."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_a_mapper_may_count_engines_itself() -> None:
 
 def test_env_workers_leave_accelerators_alone() -> None:
     pools = ray_pools.found_out(CLUSTER)
-    seats = ray_pools.slots_of(
+    slots = ray_pools.slots_of(
         placement({"H100": 1.0}, env="H100", trainer="H100"),
         pools,
         {"engine": 2, "trainer": 2, "env": 5},
     )
-    assert [s.role for s in seats] == ["engine"] * 2 + ["trainer"] * 2 + ["env"] * 5
-    assert dict(seats[0].resources) == {"GPU": 1.0, "accelerator_type:H100": 0.001}
-    assert dict(seats[-1].resources) == {"CPU": 1.0}
+    assert [s.role for s in slots] == ["engine"] * 2 + ["trainer"] * 2 + ["env"] * 5
+    assert dict(slots[0].resources) == {"GPU": 1.0, "accelerator_type:H100": 0.001}
+    assert dict(slots[-1].resources) == {"CPU": 1.0}
 
 
 def test_more_parts_than_a_pool_has_devices() -> None:
@@ -162,29 +162,29 @@ def test_a_further_class_of_engines_has_a_pool_of_its_own() -> None:
     assert (found.count, found.roles) == (2, ("engines",))
     assert ray_pools.contract(THREE[1], CLASSES).roles == ()
     placed = placement({"few": 0.5, "gpu": 0.5}, env="cores", trainer="cores")
-    seats = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
-    assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
+    slots = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
+    assert [s.pool for s in slots if s.role == "engine"] == ["few", "gpu", "gpu"]
 
 
 def test_engines_of_the_first_class_have_a_place_where_the_mapper_sends_nobody() -> None:
     placed = placement({"gpu": 1.0}, env="cores", trainer="cores")
-    seats = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
-    assert [s.pool for s in seats if s.role == "engine"] == ["few", "gpu", "gpu"]
+    slots = ray_pools.slots_of(placed, THREE, PARTS, CLASSES)
+    assert [s.pool for s in slots if s.role == "engine"] == ["few", "gpu", "gpu"]
 
 
-def test_an_engine_over_several_devices_has_one_seat_of_one_node() -> None:
+def test_an_engine_over_several_devices_has_one_slot_of_one_node() -> None:
     pools = ray_pools.found_out(CLUSTER)
     parts = {"engine": 2, "trainer": 1, "env": 1}
-    seats = ray_pools.slots_of(
+    slots = ray_pools.slots_of(
         placement({"H100": 1.0}, trainer="L4"), pools, parts, engine_devices=2
     )
-    assert [dict(seat.resources) for seat in seats] == [
+    assert [dict(slot.resources) for slot in slots] == [
         {"GPU": 2.0, "accelerator_type:H100": 0.002},
         {"GPU": 2.0, "accelerator_type:H100": 0.002},
         {"GPU": 1.0, "accelerator_type:L4": 0.001},
         {"CPU": 1.0},
     ]
-    ray_pools.check_nodes(seats, pools, CLUSTER, 2)
+    ray_pools.check_nodes(slots, pools, CLUSTER, 2)
 
 
 def test_engines_of_more_devices_than_the_pool_or_a_node_has() -> None:
@@ -194,8 +194,8 @@ def test_engines_of_more_devices_than_the_pool_or_a_node_has() -> None:
         ray_pools.slots_of(placement({"H100": 1.0}), pools, parts, engine_devices=2)
     split = [node("a", CPU=8, GPU=2), node("bb", CPU=8, GPU=2)]
     pools = ray_pools.found_out(split)
-    seats = ray_pools.slots_of(
+    slots = ray_pools.slots_of(
         placement({"gpu": 1.0}), pools, parts | {"engine": 1}, engine_devices=4
     )
     with pytest.raises(ConfigError, match=r"room for 0 \(a has 2, bb has 2\)"):
-        ray_pools.check_nodes(seats, pools, split, 4)
+        ray_pools.check_nodes(slots, pools, split, 4)

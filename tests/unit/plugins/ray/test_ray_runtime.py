@@ -59,8 +59,8 @@ class Cluster:
     def nodes(self) -> list[Node]:
         return self._nodes
 
-    async def reserve(self, seats: Sequence[ResourceSlot], strategy: str) -> Any:
-        return list(seats)
+    async def reserve(self, slots: Sequence[ResourceSlot], strategy: str) -> Any:
+        return list(slots)
 
     def nodes_of(self, group: Any) -> list[Node | None]:
         return [self._nodes[0]] * len(group)
