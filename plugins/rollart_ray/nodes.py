@@ -220,7 +220,7 @@ class NodeChecks:
         theirs = {node.title: found for node, found in answers.items()}
         return differences(here, theirs)
 
-    async def parts(self, nodes: Nodes, classes: Sequence[str], shared: Path) -> list[str]:
+    async def workers(self, nodes: Nodes, classes: Sequence[str], shared: Path) -> list[str]:
         """Return all that parts need and their nodes lack.
 
         Args:

@@ -1,12 +1,12 @@
-"""A Ray cluster: each part of a run is an actor, on the pool that the mapper chose for it.
+"""A Ray cluster: each worker of a run is an actor, on the pool that the mapper chose for it.
 
     connect                    place                           new_part
     start or join a cluster    slots ──> placement groups      an actor on a slot of its role
     nodes ──> pools            check the nodes they are on
 
-Takes: a run config and a run directory. Gives: the parts that a
-:class:`rollart_core.runtime.base.Runtime` offers. Never: places a part by itself (the mapper does),
-or starts anything on a node that lacks what the part needs.
+Takes: a run config and a run directory. Gives: the workers that a
+:class:`rollart_core.runtime.base.Runtime` offers. Never: places a worker (the mapper does),
+or starts anything on a node that lacks what the worker needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REMOVE_S = 10.0
 
 
 class RayRuntime(WorkersRuntime):
-    """Starts and ends the parts on a Ray cluster."""
+    """Starts and ends the workers on a Ray cluster."""
 
     has_own_devices = True
 
@@ -60,7 +60,7 @@ class RayRuntime(WorkersRuntime):
         self._cluster = RayCluster(self._ray, run_dir.name, num_parts)
         self._pools: list[RayPool] = []
         self._reserved: dict[tuple[str, int], Reservation] = {}
-        self._parts: WeakSet[RayWorker] = WeakSet()
+        self._workers: WeakSet[RayWorker] = WeakSet()
         self._location: str | None = None
         self._sharing: Node | None = None  # where the trainer keeps weights in memory
         self._checks: NodeChecks | None = None
@@ -112,15 +112,15 @@ class RayRuntime(WorkersRuntime):
         return [ray_pools.contract(pool, self._classes) for pool in self._pools]
 
     async def place(self, placement: Placement) -> None:
-        """Reserve a slot for every part, and check the nodes that they are on.
+        """Reserve a slot for every worker, and check the nodes that they are on.
 
         Raises:
-            ConfigError: When there is no room, or a node lacks what its parts need.
+            ConfigError: When there is no room, or a node lacks what its workers need.
         """
         assert self._checks is not None
         group = self.run.engine_devices
-        parts = _num_workers(self._ray)
-        slots = ray_pools.slots_of(placement, self._pools, parts, self._classes, group)
+        workers = _num_workers(self._ray)
+        slots = ray_pools.slots_of(placement, self._pools, workers, self._classes, group)
         ray_pools.check_nodes(slots, self._pools, self._cluster.nodes(), group)
         nodes: dict[str, list[Node]] = {}
         for roles, strategy in self._together():
@@ -132,7 +132,7 @@ class RayRuntime(WorkersRuntime):
         if reach == "machine":
             self._shared = shared_folder(self.run_dir.name)
         classes = [slot.pool for slot in slots if slot.role == "engine"]
-        refuse(await self._checks.parts(nodes, classes, self._shared))
+        refuse(await self._checks.workers(nodes, classes, self._shared))
         trainer = nodes["trainer"][0]
         if reach == "machine":
             self._sharing = trainer
@@ -164,16 +164,16 @@ class RayRuntime(WorkersRuntime):
             log_path=str(self.run_dir / "logs" / f"{name}.log"),
             sys_path=[p for p in sys.path if p],
         )
-        part = RayWorker(name, self._cluster, lambda: self._reservation(role, index), settings)
-        self._parts.add(part)
-        return part
+        worker = RayWorker(name, self._cluster, lambda: self._reservation(role, index), settings)
+        self._workers.add(worker)
+        return worker
 
     def pool_of(self, role: str, index: int) -> str:
-        """Return the name of the pool a part is on."""
+        """Return the name of the pool a worker is on."""
         return self._reserved[role, index].slot.pool
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Reserve a slot for one more part.
+        """Reserve a slot for one more worker.
 
         Raises:
             UserError: When there is no room.
@@ -190,7 +190,7 @@ class RayRuntime(WorkersRuntime):
         raise UserError(f"no room for one more {role} on {where}; free: {self._cluster.free()}")
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the slot of a part that has left for good."""
+        """Give up the slot of a worker that has left for good."""
         await super().release_reservation(role, index)
         reserved = self._reserved.pop((role, index), None)
         if reserved is not None and all(
@@ -199,7 +199,7 @@ class RayRuntime(WorkersRuntime):
             self._cluster.release(reserved.group)
 
     async def close(self) -> None:
-        """End every part, give back what was reserved, and leave or end the cluster."""
+        """End every worker, give back what was reserved, and leave or end the cluster."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -264,7 +264,7 @@ class RayRuntime(WorkersRuntime):
         return found
 
     async def _reservation(self, role: str, index: int) -> Reservation:
-        """Return the slot a part takes: its own, or for env workers any that is free.
+        """Return the slot a worker takes: its own, or for env workers any that is free.
 
         An env worker whose node is gone sits down beside another one.
         """
@@ -288,7 +288,7 @@ class RayRuntime(WorkersRuntime):
 
         Without its head Ray would end this process after a minute, without a word to anybody. The
         raylet of a cluster that this run started is looked at too: it is the only node, Ray does
-        not start it again, and without it no part can be.
+        not start it again, and without it no worker can be.
         """
         head = f"the head of the Ray cluster at {self._cluster.address}"
         looked_at = [(head, address_of(self._cluster.address), self._ray.head_lost_s)]
@@ -319,12 +319,12 @@ class RayRuntime(WorkersRuntime):
         )
         if self.on_lost is not None:
             self.on_lost(error)
-        for part in list(self._parts):
-            part.lose(str(error))
+        for worker in list(self._workers):
+            worker.lose(str(error))
 
     def _no_capacity(self, slots: Sequence[ResourceSlot], strategy: str) -> str:
-        parts = {slot.role: sum(s.role == slot.role for s in slots) for slot in slots}
-        what = " and ".join(f"{n} {role}" for role, n in parts.items())
+        workers = {slot.role: sum(s.role == slot.role for s in slots) for slot in slots}
+        what = " and ".join(f"{n} {role}" for role, n in workers.items())
         said = f"the cluster had no room for {what} within {self._ray.placement_s:g} s"
         if strategy == "STRICT_PACK":
             return (
@@ -355,6 +355,6 @@ async def _reached(host: str, port: int) -> bool:
 
 
 def _num_workers(config: RayConfig) -> dict[str, int]:
-    """Return how many parts of each role a run has, of engines those of the first class."""
+    """Return how many workers of each role a run has, of engines those of the first class."""
     num_ranks = config.num_trainer_ranks
     return {"engine": config.num_engines, "trainer": num_ranks, "env": config.num_env_workers}

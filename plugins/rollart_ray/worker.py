@@ -45,12 +45,12 @@ class Reservation:
 
     @property
     def is_free(self) -> bool:
-        """True when no part has it that lives or is to live."""
+        """True when no worker has it that lives or is to live."""
         return self.taken_by is None or self.taken_by.ended
 
 
 class RayWorker:
-    """One part of a run in an actor.
+    """One worker of a run in an actor.
 
     Args:
         name: What errors and the log call it.
@@ -96,7 +96,7 @@ class RayWorker:
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Bring the actor up and build the part in it.
+        """Bring the actor up and build the worker in it.
 
         Raises:
             WorkerDied: When it does not come up.
@@ -117,7 +117,7 @@ class RayWorker:
             await self.call("__build__", factory, dict(kwargs or {}))
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the part (or ``"module:function"``) and wait for its answer.
+        """Call a method of the worker (or ``"module:function"``) and wait for its answer.
 
         Raises:
             WorkerDied: When the actor is gone, before or meanwhile.
@@ -246,7 +246,7 @@ def _settle(future: asyncio.Future[Any], frame: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    """How an actor's process is set up before it builds its part."""
+    """How an actor's process is set up before it builds its worker."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     log_path: str | None = None
@@ -256,10 +256,10 @@ class ActorSettings:
 
 
 class WorkerActor:
-    """An actor that holds one part of a run."""
+    """An actor that holds one worker of a run."""
 
     def __init__(self, settings: ActorSettings) -> None:
-        """Set up this process; the part is built by a call."""
+        """Set up this process; the worker is built by a call."""
         os.environ.update(settings.environment)  # before torch, which reads it when it is imported
         sys.path += [p for p in settings.sys_path if p not in sys.path and os.path.isdir(p)]
         if settings.log_path is not None:

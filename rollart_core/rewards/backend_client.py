@@ -90,7 +90,7 @@ class BackendClient:
         name: Id of the backend.
         backend: The backend.
         breaker: Says when it is left alone; None: never.
-        parts: Shared.
+        deps: Shared.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class BackendClient:
         name: str,
         backend: RewardBackend,
         breaker: CircuitBreaker | None,
-        parts: BackendClientDependencies,
+        deps: BackendClientDependencies,
     ) -> None:
         self.name = name
         self.backend = backend
         self._breaker = breaker
-        self._parts = parts
+        self._deps = deps
 
     @property
     def is_out(self) -> bool:
@@ -126,7 +126,7 @@ class BackendClient:
         late = f"no answer within {call.deadline_s:.3g} s"
         try:
             async with TimeLimit("reward.score", call.deadline_s, late):
-                hedged = self._parts.hedge is not None
+                hedged = self._deps.hedge is not None
                 answer = await (self._raced(call) if hedged else self._timed(call))
         except (BackendFailure, DeadlineFailure) as e:
             self._failed(e, trial)
@@ -159,7 +159,7 @@ class BackendClient:
                 one.add_done_callback(_heard)
 
     async def _timed(self, call: RewardCall) -> RewardAnswer:
-        stats = self._parts.stats
+        stats = self._deps.stats
         number = stats.begun(_now_s())
         try:
             with boundary(BackendFailure, "reward.score"):
@@ -175,9 +175,9 @@ class BackendClient:
 
     async def _is_slow(self, call: asyncio.Future[RewardAnswer]) -> bool:
         """Wait until a call is slow and may be made again (True), or has ended (False)."""
-        hedge, began_s = self._parts.hedge, _now_s()
+        hedge, began_s = self._deps.hedge, _now_s()
         while hedge is not None and not call.done():
-            usual_s = self._parts.stats.slow_s(hedge.quantile, _now_s())
+            usual_s = self._deps.stats.slow_s(hedge.quantile, _now_s())
             left_s = LOOK_S
             if usual_s is not None:
                 left_s = began_s + max(hedge.least_s, usual_s) - _now_s()
@@ -187,18 +187,18 @@ class BackendClient:
         return False
 
     def _may_hedge(self) -> bool:
-        hedge, counts = self._parts.hedge, self._parts.stats.counts
+        hedge, counts = self._deps.hedge, self._deps.stats.counts
         assert hedge is not None
         first = counts["calls"] - counts["hedges"]
-        return counts["hedges"] < hedge.max_share * first and self._parts.slots.take()
+        return counts["hedges"] < hedge.max_share * first and self._deps.slots.take()
 
     def _second(self, call: RewardCall) -> asyncio.Future[RewardAnswer]:
         """Make the call again, in a place that was taken for it."""
-        self._parts.stats.counts["hedges"] += 1
+        self._deps.stats.counts["hedges"] += 1
         self._say("reward_hedge", tickets=[r.ticket_id for r in call.requests])
         second = asyncio.ensure_future(self._timed(call))
         # Not in the call itself, which may be cancelled before it has begun.
-        second.add_done_callback(lambda _: self._parts.slots.give())
+        second.add_done_callback(lambda _: self._deps.slots.give())
         return second
 
     async def _first_good(self, calls: Sequence[asyncio.Future[RewardAnswer]]) -> RewardAnswer:
@@ -208,7 +208,7 @@ class BackendClient:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
                 if one.exception() is None:
-                    self._parts.stats.counts["hedges_won"] += one is not calls[0]
+                    self._deps.stats.counts["hedges_won"] += one is not calls[0]
                     return one.result()
         return calls[0].result()
 
@@ -219,7 +219,7 @@ class BackendClient:
             self._changed(self._breaker.succeeded(trial=trial), "it answers again")
 
     def _failed(self, error: Exception, trial: bool) -> None:
-        self._parts.stats.counts["broken"] += 1
+        self._deps.stats.counts["broken"] += 1
         if self._breaker:
             self._changed(self._breaker.failed(_now_s(), trial=trial), first_line(str(error)))
 
@@ -228,8 +228,8 @@ class BackendClient:
             self._say(f"reward_breaker_{change}", why=why)
 
     def _say(self, kind: str, **more: object) -> None:
-        said = {"reward": self._parts.reward_id, "backend": self.name, **more}
-        self._parts.on_event(kind, said)
+        said = {"reward": self._deps.reward_id, "backend": self.name, **more}
+        self._deps.on_event(kind, said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,10 +151,10 @@ class RewardService:
         try_s = scoring.try_s or self._plan.reward_s
         stats, slots = RewardStats(), CallSlots(scoring.max_concurrent)
         ref = RewardRef(spec.id, reward.options, spec.group)
-        parts = BackendClientDependencies(spec.id, stats, slots, self._say, scoring.hedge)
+        deps = BackendClientDependencies(spec.id, stats, slots, self._say, scoring.hedge)
         clients = [
             BackendClient(
-                plugin.spec.id, _backend(plugin, reward, ref, try_s), _breaker(scoring), parts
+                plugin.spec.id, _backend(plugin, reward, ref, try_s), _breaker(scoring), deps
             )
             for plugin in self._plan.backends
         ]
@@ -314,18 +314,18 @@ class RewardQueue:
     No time runs for what still waits in the queue, and no request fails for another's sake.
     """
 
-    def __init__(self, parts: RewardQueueDependencies) -> None:
-        self._parts = parts
+    def __init__(self, deps: RewardQueueDependencies) -> None:
+        self._deps = deps
         self._queue: deque[_Pending] = deque()
         self._calls: dict[asyncio.Task[dict[int, Outcome]], list[_Pending]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        parts.slots.on_free = self._pump
+        deps.slots.on_free = self._pump
 
     @property
     def stats(self) -> RewardStats:
         """What its scores have cost."""
-        return self._parts.stats
+        return self._deps.stats
 
     async def open(self) -> None:
         """Find out whether its backends can be asked.
@@ -333,11 +333,11 @@ class RewardQueue:
         Raises:
             ConfigError: When one cannot.
         """
-        for client in self._parts.clients:
+        for client in self._deps.clients:
             try:
                 await client.backend.open()
             except ConfigError as e:
-                who = f"reward {self._parts.reward_id} on "
+                who = f"reward {self._deps.reward_id} on "
                 raise ConfigError(f"{'' if who in str(e) else who + client.name + ': '}{e}") from e
 
     async def score(self, request: RewardRequest, *, whole: bool = False) -> RewardResult:
@@ -367,7 +367,7 @@ class RewardQueue:
     def gauges(self) -> Mapping[str, float]:
         """Return what there is to count now."""
         found = {"waiting": float(len(self._queue)), "in_flight": float(len(self._calls))}
-        for client in self._parts.clients:
+        for client in self._deps.clients:
             found.update(client.backend.gauges())
         return found
 
@@ -383,7 +383,7 @@ class RewardQueue:
         for asked in self._queue:
             asked.results.cancel()
         self._queue.clear()
-        for client in self._parts.clients:
+        for client in self._deps.clients:
             await client.backend.close()
 
     @contextmanager
@@ -394,7 +394,7 @@ class RewardQueue:
         if self._closed:
             raise RewardFailure("scoring has ended", boundary="reward.score")
         loop = asyncio.get_running_loop()
-        carried = tuple(trimmed(request, self._parts.needs) for request in requests)
+        carried = tuple(trimmed(request, self._deps.needs) for request in requests)
         asked = _Pending(carried, loop.create_future(), loop.time(), whole)
         self._queue.append(asked)
         loop.call_soon(self._pump)  # so that what comes at once can travel together
@@ -406,22 +406,22 @@ class RewardQueue:
 
     def _pump(self) -> None:
         """Make calls while there are slots, and something to ask."""
-        while self._queue and not self._closed and self._ripe() and self._parts.slots.take():
+        while self._queue and not self._closed and self._ripe() and self._deps.slots.take():
             batch = [self._queue.popleft()]
             while self._queue and self._fits(batch, self._queue[0]):
                 batch.append(self._queue.popleft())
             requests = [request for asked in batch for request in asked.requests]
-            call = asyncio.create_task(self._parts.retrying.ask(requests))
+            call = asyncio.create_task(self._deps.retrying.ask(requests))
             self._calls[call] = batch
             call.add_done_callback(self._ended)
 
     def _fits(self, batch: Sequence[_Pending], asked: _Pending) -> bool:
-        return len(batch) < self._parts.batch_size and not (asked.whole or batch[0].whole)
+        return len(batch) < self._deps.batch_size and not (asked.whole or batch[0].whole)
 
     def _ripe(self) -> bool:
         """Whether the next call need not wait to be filled; looks again when it must."""
-        wait_s, first = self._parts.batch_wait_s, self._queue[0]
-        if not wait_s or first.whole or len(self._queue) >= self._parts.batch_size:
+        wait_s, first = self._deps.batch_wait_s, self._queue[0]
+        if not wait_s or first.whole or len(self._queue) >= self._deps.batch_size:
             return True
         loop = asyncio.get_running_loop()
         left_s = first.since_s + wait_s - loop.time()
@@ -450,7 +450,7 @@ class RewardQueue:
                 asked.results.cancel()
             else:
                 asked.results.set_exception(error)
-        self._parts.slots.give()
+        self._deps.slots.give()
 
     def _forget(self, asked: _Pending) -> None:
         """Nobody waits for it: take it back, or end its call when that was all it was for."""

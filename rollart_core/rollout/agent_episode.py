@@ -85,7 +85,7 @@ class _Record:
 async def run_agent_episode(
     ticket: Ticket,
     start_version: int,
-    parts: AgentDependencies,
+    deps: AgentDependencies,
     *,
     temperature: float | None = None,
     on_cancel: Callable[[Trajectory], None] | None = None,
@@ -108,9 +108,9 @@ async def run_agent_episode(
         )
 
     try:
-        async with TimeLimit("episode", parts.limits.episode_s):
-            result = await _play(ticket, start_version, parts, record, temperature)
-        scored = await parts.score(_request(ticket, record, result))
+        async with TimeLimit("episode", deps.limits.episode_s):
+            result = await _play(ticket, start_version, deps, record, temperature)
+        scored = await deps.score(_request(ticket, record, result))
     except EpisodeError as e:
         # A program that waits in vain for an answer fails by its deadline, but not of it.
         failure, missing = (
@@ -143,26 +143,26 @@ async def run_agent_episode(
 async def _play(
     ticket: Ticket,
     start_version: int,
-    parts: AgentDependencies,
+    deps: AgentDependencies,
     record: _Record,
     temperature: float | None,
 ) -> AgentResult:
     episode_id = f"{ticket.ticket_id}#{ticket.attempt}"
-    limits = parts.limits
-    async with parts.envs.episode(episode_id, limits.timeouts, ticket.task) as episode:
-        await episode.prepare(parts.env, ticket)
-        if parts.acts == "expert":
+    limits = deps.limits
+    async with deps.envs.episode(episode_id, limits.timeouts, ticket.task) as episode:
+        await episode.prepare(deps.env, ticket)
+        if deps.acts == "expert":
             await episode.solve(timeout_s=limits.episode_s)
-        if parts.acts != "program":
+        if deps.acts != "program":
             record.result = await _finished(episode, Recorded(), limits)
             return record.result
-        assert parts.gateway is not None, "a program has somebody to ask"
-        endpoint = parts.gateway.episode(
+        assert deps.gateway is not None, "a program has somebody to ask"
+        endpoint = deps.gateway.episode(
             ticket, limits, start_version=start_version, temperature=temperature
         )
         async with endpoint as gateway_session:
             record.gateway_session = gateway_session
-            where = Endpoint(gateway_session.base_url, gateway_session.api_key, parts.model)
+            where = Endpoint(gateway_session.base_url, gateway_session.api_key, deps.model)
             error = await _ended(episode, where, gateway_session, limits.episode_s)
         _judgeable(gateway_session, error)
         recorded = Recorded(

@@ -132,7 +132,7 @@ class _Record:
 async def run_episode(
     ticket: Ticket,
     start_version: int,
-    parts: EpisodeDependencies,
+    deps: EpisodeDependencies,
     *,
     temperature: float | None = None,
     on_cancel: Callable[[Trajectory], None] | None = None,
@@ -142,7 +142,7 @@ async def run_episode(
     Args:
         ticket: What to do.
         start_version: Policy version the engines hold now.
-        parts: Environments, engine, reward, limits.
+        deps: Environments, engine, reward, limits.
         temperature: Other than the limits', for evaluation.
         on_cancel: Hears how far it came when it is cancelled.
 
@@ -165,9 +165,9 @@ async def run_episode(
         )
 
     try:
-        async with TimeLimit("episode", parts.limits.episode_s):
-            conversation = await _play(ticket, parts, record, temperature)
-        result = await parts.score(_request(ticket, record, conversation))
+        async with TimeLimit("episode", deps.limits.episode_s):
+            conversation = await _play(ticket, deps, record, temperature)
+        result = await deps.score(_request(ticket, record, conversation))
     except EpisodeError as e:
         return failed(e.failure())
     except asyncio.CancelledError:
@@ -191,13 +191,13 @@ async def run_episode(
 
 
 async def _play(
-    ticket: Ticket, parts: EpisodeDependencies, record: _Record, temperature: float | None
+    ticket: Ticket, deps: EpisodeDependencies, record: _Record, temperature: float | None
 ) -> Dialogue:
-    session_id, timeouts = f"{ticket.ticket_id}#{ticket.attempt}", parts.limits.timeouts
-    conversation = parts.new_conversation()
+    session_id, timeouts = f"{ticket.ticket_id}#{ticket.attempt}", deps.limits.timeouts
+    conversation = deps.new_conversation()
     try:
-        async with parts.envs.episode(session_id, timeouts, ticket.task) as episode:
-            observed = await episode.reset(parts.env, ticket)
+        async with deps.envs.episode(session_id, timeouts, ticket.task) as episode:
+            observed = await episode.reset(deps.env, ticket)
             record.context.update(observed.context)
             if observed.tools:
                 with boundary(EnvironmentFailure, "tools"):
@@ -206,26 +206,24 @@ async def _play(
             while not record.truncated:
                 with boundary(InferenceFailure, "conversation"):
                     conversation.observe(observed.observation)
-                request = _generate_request(ticket, len(record.turns), conversation, parts)
+                request = _generate_request(ticket, len(record.turns), conversation, deps)
                 if request is None:
                     record.truncated = True
                     break
                 if temperature is not None:
                     request = replace(request, temperature=temperature)
                 try:
-                    observed = await _turn(
-                        episode, request, observed, (conversation, record), parts
-                    )
+                    observed = await _turn(episode, request, observed, (conversation, record), deps)
                 except ContextOverflow:
                     record.truncated = True
                     break
                 if observed.done:
                     record.truncated = observed.truncated and not observed.terminated
                     break
-                record.truncated = len(record.turns) >= parts.limits.max_turns
-            check_return(record.env_return, parts.limits, "env.step")
+                record.truncated = len(record.turns) >= deps.limits.max_turns
+            check_return(record.env_return, deps.limits, "env.step")
     finally:
-        await parts.engine.release(session_id)
+        await deps.engine.release(session_id)
     return conversation
 
 
@@ -234,16 +232,16 @@ async def _turn(
     request: GenerateRequest,
     observed: Observed,
     so_far: tuple[Dialogue, _Record],
-    parts: EpisodeDependencies,
+    deps: EpisodeDependencies,
 ) -> Observed:
     conversation, record = so_far
     began = time.perf_counter()
-    async with TimeLimit("generate", parts.limits.generate_s):
+    async with TimeLimit("generate", deps.limits.generate_s):
         with boundary(InferenceFailure, "generate"):
-            if parts.expert is None:
-                result = await parts.engine.generate(request)
+            if deps.expert is None:
+                result = await deps.engine.generate(request)
             else:
-                result = await parts.expert(episode, request)
+                result = await deps.expert(episode, request)
     if result.finish_reason == "abort":
         raise CancelledFailure("generation was aborted", boundary="generate")
     with boundary(InferenceFailure, "conversation"):
@@ -274,10 +272,10 @@ async def _turn(
 
 
 def _generate_request(
-    ticket: Ticket, turn: int, conversation: Dialogue, parts: EpisodeDependencies
+    ticket: Ticket, turn: int, conversation: Dialogue, deps: EpisodeDependencies
 ) -> GenerateRequest | None:
     """Return the request of the next turn, or None when the row has no room for it."""
-    limit = conversation.turn_limit(parts.limits.max_new_tokens)
+    limit = conversation.turn_limit(deps.limits.max_new_tokens)
     if limit < 1:
         return None
     session_id = f"{ticket.ticket_id}#{ticket.attempt}"
@@ -287,9 +285,9 @@ def _generate_request(
         max_new_tokens=limit,
         session_id=session_id,
         group_id=ticket.group_id,
-        temperature=parts.limits.temperature,
-        stop_token_ids=parts.stop_token_ids,
-        sampling_key=sampling_key(parts.seed, ticket.ticket_id, turn),
+        temperature=deps.limits.temperature,
+        stop_token_ids=deps.stop_token_ids,
+        sampling_key=sampling_key(deps.seed, ticket.ticket_id, turn),
         env_id=ticket.task.env_id,
         messages=conversation.messages if isinstance(conversation, TextConversation) else None,
         tools=conversation.tools if isinstance(conversation, TextConversation) else (),

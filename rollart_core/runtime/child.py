@@ -1,4 +1,4 @@
-"""The program a part's process runs: build one object, answer calls on it until the run is gone.
+"""The program a worker's process runs: build one object, answer calls on it until the run is gone.
 
 Takes: the number of an inherited socket. Gives: answers. Never: outlives the process that started
 it (end of the stream ends it, and on Linux the kernel kills it with its parent).

@@ -1,10 +1,10 @@
-"""Heartbeats: a part that hangs is treated as dead.
+"""Heartbeats: a worker that hangs is treated as dead.
 
-    every_s -> part.call("__ping__") -> no answer for hang_s -> part.kill() -> on_death, as usual
+    every_s -> worker.call("__ping__") -> no answer for hang_s -> worker.kill() -> on_death
 
-Takes: parts. Gives: their death, when they have been silent for too long. Never: says what becomes
-of a dead part (its owner does), or tells slow work from none: the ping is answered by the loop of
-the part's process, beside whatever the part does in its thread.
+Takes: workers. Gives: the death of those that are silent for too long. Never: decides what happens
+to a dead worker (its owner does), or tells slow work from none: the ping is answered by the loop of
+the worker's process, beside whatever the worker does in its thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def nobody_listens(kind: str, payload: Mapping[str, object]) -> None:
 
 
 class Heartbeat:
-    """Pings parts until they are gone.
+    """Pings workers until they are gone.
 
     Args:
         every_s: Seconds between an answer and the next ping.
-        hang_s: A part that is silent for longer is killed; None: nothing is pinged.
-        tell: Hears of each part that hung.
+        hang_s: A worker that is silent for longer is killed; None: nothing is pinged.
+        tell: Hears of each worker that hung.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Heartbeat:
         self._tell = tell
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(self, part: Worker) -> None:
-        """Ping a part from when it is up until it is gone or closed.
+    def watch(self, worker: Worker) -> None:
+        """Ping a worker from when it is up until it is gone or closed.
 
         Best once it is built: a process that imports much may not answer for seconds.
         """
         if self._hang_s is None:
             return
-        task = asyncio.create_task(self._watch(part, self._hang_s), name=f"ping {part.name}")
+        task = asyncio.create_task(self._watch(worker, self._hang_s), name=f"ping {worker.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -57,18 +57,18 @@ class Heartbeat:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watch(self, part: Worker, hang_s: float) -> None:
+    async def _watch(self, worker: Worker, hang_s: float) -> None:
         was_up = False
-        while part.alive or not was_up:
-            was_up = was_up or part.alive
-            if part.alive and not await self._answers(part, hang_s):
-                self._tell("part_hung", {"part": part.name, "silent_s": hang_s})
-                part.kill()
+        while worker.alive or not was_up:
+            was_up = was_up or worker.alive
+            if worker.alive and not await self._answers(worker, hang_s):
+                self._tell("part_hung", {"part": worker.name, "silent_s": hang_s})
+                worker.kill()
                 return
             await asyncio.sleep(self._every_s)
 
-    async def _answers(self, part: Worker, hang_s: float) -> bool:
-        ping = asyncio.ensure_future(_ping(part))
+    async def _answers(self, worker: Worker, hang_s: float) -> bool:
+        ping = asyncio.ensure_future(_ping(worker))
         try:
             await asyncio.wait({ping}, timeout=hang_s)
             if not ping.done():
@@ -79,10 +79,10 @@ class Heartbeat:
             ping.cancel()
 
 
-async def _ping(part: Worker) -> None:
-    """Return when the part has answered anything, an error included, or is gone."""
+async def _ping(worker: Worker) -> None:
+    """Return when the worker has answered anything, an error included, or is gone."""
     try:
-        await part.call("__ping__")
+        await worker.call("__ping__")
     except WorkerDied:
         return
     except Exception:

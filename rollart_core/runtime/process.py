@@ -25,7 +25,7 @@ from rollart_core.errors import WorkerDied
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
 
 PART_VARIABLE: Final = "ROLLART_PART"
-"""Marks a part's process and all that it starts."""
+"""Marks a worker's process and all that it starts."""
 KILL_PASSES: Final = 100
 KILL_WAIT_S: Final = 0.02
 """Between two passes."""

@@ -47,10 +47,10 @@ LONGEST_DELAY_S = 30.0
 
 @dataclass(slots=True)
 class Restarts:
-    """The deaths of one part.
+    """The deaths of one worker.
 
     Args:
-        most: Restarts within a window; one more death and the part is given up.
+        most: Restarts within a window; one more death and the worker is given up.
         window_s: Seconds after which a death no longer counts.
     """
 
@@ -84,7 +84,7 @@ def _default_restarts() -> Restarts:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """How a part is looked after."""
+    """How a worker is looked after."""
 
     heartbeat: Heartbeat | None = None
     restarts: Restarts = field(default_factory=_default_restarts)
@@ -112,7 +112,7 @@ class RemoteEngine(InferenceEngine):
         self._new_process = process
         self._kwargs = kwargs
         self._care = care or RestartPolicy()
-        self._part: Worker = process()
+        self._worker: Worker = process()
         self._version: int | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._why: str | None = None
@@ -126,11 +126,11 @@ class RemoteEngine(InferenceEngine):
     @property
     def name(self) -> str:
         """What errors and the log call it."""
-        return self._part.name
+        return self._worker.name
 
     async def start(self) -> None:
         """Start the process and load the model."""
-        await self._bring_up(self._part)
+        await self._bring_up(self._worker)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate one turn; aborts in the engine when the caller is cancelled.
@@ -138,14 +138,14 @@ class RemoteEngine(InferenceEngine):
         Raises:
             EngineDied: When its process is gone, before or meanwhile.
         """
-        part = self._part
+        worker = self._worker
         try:
             with self._asked("generate"):
                 result: GenerateResult = await self._ready().call("generate", request)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # it stays a cancellation, whatever becomes of it
                 async with asyncio.timeout(ABORT_GRACE_S):
-                    await part.call("abort", [request.request_id])
+                    await worker.call("abort", [request.request_id])
             raise
         return result
 
@@ -168,7 +168,7 @@ class RemoteEngine(InferenceEngine):
         self._version = policy_version
         with self._asked("load_weights"):
             swap: WeightSwap = await self._ready().call("load_weights", policy_version)
-        return replace(swap, engine=self._part.name)
+        return replace(swap, engine=self._worker.name)
 
     async def pause(self) -> None:
         """Stop generating at the next token."""
@@ -189,18 +189,18 @@ class RemoteEngine(InferenceEngine):
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        part = self._part
+        worker = self._worker
         try:
             stats: EngineStats = await self._ready().call("stats")
         except EngineDied as e:
-            self._mark_dead(part, e)
+            self._mark_dead(worker, e)
             raise
         return stats
 
     def kill(self, reason: str) -> None:
         """Treat it as dead: what it was asked fails, and it is started again."""
         self._why = reason
-        self._part.kill()
+        self._worker.kill()
 
     async def close(self) -> None:
         """End the process."""
@@ -208,69 +208,69 @@ class RemoteEngine(InferenceEngine):
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
-        await shut_down(self._part, "close")
+        await shut_down(self._worker, "close")
 
     # Death and return
 
     @contextlib.contextmanager
     def _asked(self, boundary: str) -> Iterator[None]:
         """Raise EngineDied for what is asked of the present process and finds it gone."""
-        part = self._part
+        worker = self._worker
         try:
             yield
         except WorkerDied as e:
             raise EngineDied(str(e), boundary=boundary) from e
         except EngineDied as e:
-            self._mark_dead(part, e)
+            self._mark_dead(worker, e)
             raise
 
-    def _mark_dead(self, part: Worker, error: EngineDied) -> None:
+    def _mark_dead(self, worker: Worker, error: EngineDied) -> None:
         """End a process that says itself that what answers in it (a server, say) is gone."""
-        if part is self._part and self.health == "up":
+        if worker is self._worker and self.health == "up":
             self._why = first_line(str(error))
             self._turn("down")  # at once: what it was asked is asked elsewhere, or waits
-            part.kill()
+            worker.kill()
 
     def _ready(self) -> Worker:
-        """Return the part, with the engine in it.
+        """Return the worker, with the engine in it.
 
         Raises:
             WorkerDied: When it is gone, or is only being started.
         """
         if self.health != "up":
-            raise WorkerDied(f"the {self._part.name} process is {self.health}")
-        return self._part
+            raise WorkerDied(f"the {self._worker.name} process is {self.health}")
+        return self._worker
 
-    async def _bring_up(self, part: Worker) -> None:
+    async def _bring_up(self, worker: Worker) -> None:
         """Start a process, give it the newest weights, and only then be up.
 
         Raises:
             WorkerDied: When it died over that.
         """
-        await part.start("rollart_core.runtime.factories:build_engine", self._kwargs)
-        await part.call("start")
-        await self._catch_up(part)
-        part.on_death = self._on_death
-        if not part.alive:
-            raise WorkerDied(await exit_reason(part))
+        await worker.start("rollart_core.runtime.factories:build_engine", self._kwargs)
+        await worker.call("start")
+        await self._catch_up(worker)
+        worker.on_death = self._on_death
+        if not worker.alive:
+            raise WorkerDied(await exit_reason(worker))
         if self._care.heartbeat is not None:
-            self._care.heartbeat.watch(part)
+            self._care.heartbeat.watch(worker)
         self._turn("up")
 
-    async def _catch_up(self, part: Worker) -> None:
+    async def _catch_up(self, worker: Worker) -> None:
         loaded: int | None = None
         while loaded != self._version:
             loaded = self._version
             try:
-                await part.call("load_weights", loaded)
+                await worker.call("load_weights", loaded)
             except LookupError:
                 if loaded == self._version:
                     raise  # else: overtaken meanwhile
 
-    def _on_death(self, part: Worker) -> None:
-        if not self._closed and part is self._part:
+    def _on_death(self, worker: Worker) -> None:
+        if not self._closed and worker is self._worker:
             self._turn("down")
-            self._restarting = asyncio.ensure_future(self._come_back(part))
+            self._restarting = asyncio.ensure_future(self._come_back(worker))
 
     async def _come_back(self, dead: Worker) -> None:
         loop = asyncio.get_running_loop()
@@ -287,7 +287,7 @@ class RemoteEngine(InferenceEngine):
                 return
             died_s = loop.time()
             await asyncio.sleep(delay_s)
-            dead = self._part = self._new_process()
+            dead = self._worker = self._new_process()
             self.num_restarts += 1
             try:
                 async with asyncio.timeout(START_LIMIT_S):  # no ping can tell: loading is slow too
@@ -304,11 +304,11 @@ class RemoteEngine(InferenceEngine):
             self.on_health(self)
 
     def _tell(self, kind: str, **payload: object) -> None:
-        self._care.tell(kind, {"part": self._part.name, "pool": self.pool, **payload})
+        self._care.tell(kind, {"part": self._worker.name, "pool": self.pool, **payload})
 
 
 async def exit_reason(dead: Worker) -> str:
-    """Return how a part says that it is gone."""
+    """Return how a worker says that it is gone."""
     try:
         await dead.call("__ping__")
     except Exception as e:
@@ -321,27 +321,27 @@ class RemoteWorker:
 
     def __init__(self, process: Worker) -> None:
         """Wrap a started process."""
-        self._part = process
+        self._worker = process
         self.call = process.call
         """Calls a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
 
     @property
     def alive(self) -> bool:
         """False when it will never answer again."""
-        return self._part.alive
+        return self._worker.alive
 
     async def close(self) -> None:
         """Close its environments, then end the process."""
-        await shut_down(self._part, "shutdown")
+        await shut_down(self._worker, "shutdown")
 
 
-async def shut_down(part: Worker, method: str) -> None:
-    """Let a part end in order if it can, and by force if not."""
-    if part.alive:
+async def shut_down(worker: Worker, method: str) -> None:
+    """Let a worker end in order if it can, and by force if not."""
+    if worker.alive:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_GRACE_S):
-                await part.call(method)
-    await part.close(grace_s=2.0)
+                await worker.call(method)
+    await worker.close(grace_s=2.0)
 
 
 BUILD_TRAINER = "rollart_core.runtime.factories:build_trainer"
@@ -355,7 +355,7 @@ class TrainerGroup:
     """One or more trainer ranks: a call goes to all, and rank 0's answer comes back.
 
     Args:
-        new_worker: From a rank to a fresh, unstarted part.
+        new_worker: From a rank to a fresh, unstarted worker.
         num_ranks: How many.
         kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, for all ranks
         alike. host: Where the other ranks reach rank 0; None: the address of the machine it is on.
@@ -371,7 +371,7 @@ class TrainerGroup:
         *,
         host: str | None = None,
         own_devices: bool = False,
-        watch: Callable[[Worker], None] = lambda part: None,
+        watch: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         self._watch = watch
         self._new_part = new_worker
@@ -379,7 +379,7 @@ class TrainerGroup:
         self._host = host
         self._own_devices = own_devices
         self._num_ranks = num_ranks
-        self._parts: list[Worker] = []
+        self._workers: list[Worker] = []
         self._lost: str | None = None
         self._dead: Worker | None = None
         self._turn = asyncio.Lock()
@@ -402,23 +402,23 @@ class TrainerGroup:
             Exception: Whatever a rank raised; the group is ended then.
         """
         self._lost, self._dead = None, None
-        self._parts = [self._new_part(rank) for rank in range(self._num_ranks)]
-        for part in self._parts:
-            part.on_death = self._on_death
+        self._workers = [self._new_part(rank) for rank in range(self._num_ranks)]
+        for worker in self._workers:
+            worker.on_death = self._on_death
         if self._num_ranks == 1:
-            await self._on_all(lambda rank, part: part.start(BUILD_TRAINER, self._kwargs))
+            await self._on_all(lambda rank, worker: worker.start(BUILD_TRAINER, self._kwargs))
         else:
             await self._build_ranks()
-        for part in self._parts:
-            self._watch(part)
+        for worker in self._workers:
+            self._watch(worker)
 
     async def _build_ranks(self) -> None:
-        await self._on_all(lambda rank, part: part.start())
+        await self._on_all(lambda rank, worker: worker.start())
         store = await self._on_first(OPEN_STORE, self._host)
 
-        def build(rank: int, part: Worker) -> Awaitable[Any]:
+        def build(rank: int, worker: Worker) -> Awaitable[Any]:
             ranks = RankArgs(rank, self._num_ranks, store, self._own_devices)
-            return part.call("__build__", BUILD_TRAINER, {**self._kwargs, "ranks": ranks})
+            return worker.call("__build__", BUILD_TRAINER, {**self._kwargs, "ranks": ranks})
 
         await self._on_all(build)
 
@@ -463,19 +463,19 @@ class TrainerGroup:
             Exception: What all ranks raised alike; the group is as it was.
         """
         async with self._turn:
-            return await self._on_all(lambda rank, part: part.call(method, *args, **kwargs))
+            return await self._on_all(lambda rank, worker: worker.call(method, *args, **kwargs))
 
     async def close(self) -> None:
         """End all ranks; may be called twice."""
-        parts, self._parts = self._parts, []
+        workers, self._workers = self._workers, []
         self._lost = self._lost or "the trainer is closed"
-        await asyncio.gather(*(shut_down(part, "close") for part in parts))
+        await asyncio.gather(*(shut_down(worker, "close") for worker in workers))
 
     async def _on_first(self, method: str, *args: Any) -> str:
         try:
-            answer: str = await self._parts[0].call(method, *args)
+            answer: str = await self._workers[0].call(method, *args)
         except WorkerDied as e:
-            self._lose(str(e), self._parts[0])
+            self._lose(str(e), self._workers[0])
             raise TrainerLost(str(e)) from e
         return answer
 
@@ -483,8 +483,8 @@ class TrainerGroup:
         """Send something to every rank and return rank 0's answer."""
         if self._lost is not None:
             raise TrainerLost(self._lost)
-        parts = self._parts
-        tasks = [asyncio.ensure_future(send(rank, part)) for rank, part in enumerate(parts)]
+        workers = self._workers
+        tasks = [asyncio.ensure_future(send(rank, worker)) for rank, worker in enumerate(workers)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             await asyncio.wait(tasks, timeout=ANSWER_GRACE_S)
@@ -496,24 +496,26 @@ class TrainerGroup:
         errors = {r: e for r, t in enumerate(tasks) if r not in late and (e := t.exception())}
         if not errors:
             return tasks[0].result()
-        raise self._verdict(errors, parts)
+        raise self._verdict(errors, workers)
 
     def _verdict(
-        self, errors: Mapping[int, BaseException], parts: Sequence[Worker]
+        self, errors: Mapping[int, BaseException], workers: Sequence[Worker]
     ) -> BaseException:
         """Return what to raise; ends the group unless all ranks raised the same."""
         for rank, error in errors.items():
             if isinstance(error, WorkerDied):
-                self._lose(str(error), parts[rank])
-                if self._dead is parts[rank]:
+                self._lose(str(error), workers[rank])
+                if self._dead is workers[rank]:
                     self._lost = str(error)  # says more than hearing of the death did
         error = next(iter(errors.values()))
         if self._lost is None:
-            alike = len(errors) == len(parts) and len({described(e) for e in errors.values()}) == 1
+            alike = (
+                len(errors) == len(workers) and len({described(e) for e in errors.values()}) == 1
+            )
             if alike and not _is_of_the_link(error):
                 return error
             what = described(error)
-            dead = parts[next(iter(errors))]
+            dead = workers[next(iter(errors))]
             self._lose(f"the {dead.name} process raised {what}", dead)
             if isinstance(error, RollartError):
                 return error
@@ -521,23 +523,23 @@ class TrainerGroup:
         lost.__cause__ = error
         return lost
 
-    def _on_death(self, part: Worker) -> None:
-        if part in self._parts and self._lost is None:
-            self._lose(f"the {part.name} process is gone", part)
+    def _on_death(self, worker: Worker) -> None:
+        if worker in self._workers and self._lost is None:
+            self._lose(f"the {worker.name} process is gone", worker)
             if self.on_lost is not None:
-                self._telling = asyncio.ensure_future(self._tell(part))
+                self._telling = asyncio.ensure_future(self._tell(worker))
 
     async def _tell(self, dead: Worker) -> None:
         why = await exit_reason(dead)
-        if self.on_lost is not None and dead in self._parts:  # else it is being started again
+        if self.on_lost is not None and dead in self._workers:  # else it is being started again
             self.on_lost(TrainerLost(why))
 
     def _lose(self, why: str, dead: Worker) -> None:
         """End the group: who is left would wait for ever for who is gone."""
         if self._lost is None:
             self._lost, self._dead = why, dead
-            for part in self._parts:
-                part.kill()
+            for worker in self._workers:
+                worker.kill()
 
 
 def _is_of_the_link(error: BaseException) -> bool:

@@ -67,7 +67,7 @@ class RunEnvs:
         self._num_tasks: dict[tuple[str, str], int | None] = {}
         self._holdouts: dict[str, Holdout] = {}
         self._clusters: dict[tuple[str, str], list[str]] = {}
-        self._parts: dict[str, EpisodeDependencies] = {}
+        self._deps: dict[str, EpisodeDependencies] = {}
         self._agent_names: set[str] = set()
         self._agents: RunAgents | None = None
         plan = RewardServicePlan(run.config.scoring, run.scoring.backends, run.deadlines.reward_s)
@@ -218,7 +218,7 @@ class RunEnvs:
                 assert self._agents is not None
                 self._agents.add(env, env_ref(env), self._limits(env), score)
                 continue
-            self._parts[env.name] = EpisodeDependencies(
+            self._deps[env.name] = EpisodeDependencies(
                 env=env_ref(env),
                 envs=workers,
                 engine=engine or NobodyGenerates(),
@@ -258,9 +258,9 @@ class RunEnvs:
             return await self._agents.run_episode(
                 ticket, start_version, temperature=temperature, on_cancel=on_cancel
             )
-        parts = self._parts[ticket.task.env_id]
+        deps = self._deps[ticket.task.env_id]
         return await run_episode(
-            ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
+            ticket, start_version, deps, temperature=temperature, on_cancel=on_cancel
         )
 
     async def demonstrate(
@@ -271,26 +271,26 @@ class RunEnvs:
         on_cancel: Callable[[Trajectory], None] | None = None,
     ) -> Trajectory:
         """Have the expert of its environment execute a ticket."""
-        parts = self._parts[ticket.task.env_id]
+        deps = self._deps[ticket.task.env_id]
         assert self._tokenizer is not None
         calls_tools = any(e.spec.tools for e in self._envs if e.name == ticket.task.env_id)
         expert = Expert(self._tokenizer, start_version, calls_tools=calls_tools)
         return await run_episode(
-            ticket, start_version, replace(parts, expert=expert), on_cancel=on_cancel
+            ticket, start_version, replace(deps, expert=expert), on_cancel=on_cancel
         )
 
     async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
         """Have a baseline execute a ticket, whether its environment steps or owns its loop."""
         if self._agents and self._agents.has(ticket.task.env_id):
             return await self._agents.play_baseline(ticket, name)
-        parts = replace(
-            self._parts[ticket.task.env_id],
+        deps = replace(
+            self._deps[ticket.task.env_id],
             engine=NobodyGenerates(),
             new_conversation=TextConversation,
             stop_token_ids=(),
             expert=Baseline(name),
         )
-        return await run_episode(ticket, 0, parts)
+        return await run_episode(ticket, 0, deps)
 
     def _shares(self, n: int) -> list[int]:
         """Return how many of ``n`` tasks are of each environment."""
@@ -377,11 +377,11 @@ class RunAgents:
             self._gateway = _gateway(config, engine, tokenizer, port=config.gateway.port)
         self._drawing: Gateway | None = None
         self._opens = asyncio.Lock()
-        self._parts: dict[str, AgentDependencies] = {}
+        self._deps: dict[str, AgentDependencies] = {}
 
     def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits, score: Scorer) -> None:
         """Make the parts of one agent's episodes."""
-        self._parts[env.name] = AgentDependencies(
+        self._deps[env.name] = AgentDependencies(
             env=ref,
             envs=self._workers,
             gateway=self._gateway,
@@ -406,7 +406,7 @@ class RunAgents:
 
     def has(self, name: str) -> bool:
         """Whether an environment of the run is an agent."""
-        return name in self._parts
+        return name in self._deps
 
     async def run_episode(
         self,
@@ -417,9 +417,9 @@ class RunAgents:
         on_cancel: Callable[[Trajectory], None] | None,
     ) -> Trajectory:
         """Execute one attempt of a ticket of an agent."""
-        parts = self._parts[ticket.task.env_id]
+        deps = self._deps[ticket.task.env_id]
         return await run_agent_episode(
-            ticket, start_version, parts, temperature=temperature, on_cancel=on_cancel
+            ticket, start_version, deps, temperature=temperature, on_cancel=on_cancel
         )
 
     async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
@@ -428,12 +428,12 @@ class RunAgents:
         Raises:
             ConfigError: When aiohttp is missing, which its program is answered with.
         """
-        parts = self._parts[ticket.task.env_id]
+        deps = self._deps[ticket.task.env_id]
         if name == "random":
-            parts = replace(parts, gateway=await self._answers_at_random())
+            deps = replace(deps, gateway=await self._answers_at_random())
         else:
-            parts = replace(parts, acts="expert" if name == "oracle" else "nobody")
-        return await run_agent_episode(ticket, 0, parts)
+            deps = replace(deps, acts="expert" if name == "oracle" else "nobody")
+        return await run_agent_episode(ticket, 0, deps)
 
     async def _answers_at_random(self) -> Gateway:
         async with self._opens:

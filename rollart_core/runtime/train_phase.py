@@ -62,11 +62,11 @@ class TrainDependencies:
 class TrainPhase:
     """Runs the loop until a stop condition holds; see the module."""
 
-    def __init__(self, run: ResolvedRun, parts: TrainDependencies) -> None:
+    def __init__(self, run: ResolvedRun, deps: TrainDependencies) -> None:
         """Wire a run's parts."""
         self._run = run
         self._config = run.config
-        self._parts = parts
+        self._deps = deps
         self._controller: Controller | None = None
         self._running = False
         self._restoring: asyncio.Task[RunStarted] | None = None
@@ -94,14 +94,14 @@ class TrainPhase:
 
         From here on the trainer may die: a warm start could not be had back otherwise.
         """
-        source = self._parts.source
-        plan = CheckpointPlan(self._parts.trainer.call, source)
+        source = self._deps.source
+        plan = CheckpointPlan(self._deps.trainer.call, source)
         if resumed is not None:
-            num_requeued = restore_source(source, resumed, self._parts.recorder.run_dir)
+            num_requeued = restore_source(source, resumed, self._deps.recorder.run_dir)
             plan = replace(plan, wall_s=resumed.train_wall_s, num_requeued=num_requeued)
-        self._parts.recorder.plan(plan)
+        self._deps.recorder.plan(plan)
         if resumed is None:
-            await self._parts.recorder.checkpoint(0)
+            await self._deps.recorder.checkpoint(0)
 
     async def execute(self, resumed: RunState | None) -> StopRun:
         """Train, from the beginning or from where a checkpoint stands; after ``prepare``.
@@ -114,7 +114,7 @@ class TrainPhase:
             TrainerLost: When it died too often.
             TrainingDiverged: When updates were not finite, and the guard is off.
         """
-        recorder = self._parts.recorder
+        recorder = self._deps.recorder
         self._ends_at_s = time.monotonic() + self._wall_s_left(resumed)
         recorder.begin_training()
         self._running = True
@@ -136,27 +136,27 @@ class TrainPhase:
 
     async def _live(self, started: RunStarted) -> StopRun:
         """Run until the end, or until the trainer is lost."""
-        parts, config = self._parts, self._config
+        deps, config = self._deps, self._config
         policy = schedule_policy(self._run)
         if self._stop_kind == "guard":  # it ends for that, also when all batches are done
             policy = replace(policy, num_batches=None)
         else:
             await self._validate_first(started.policy_version)
-        scheduler = Scheduler(policy, parts.source)
+        scheduler = Scheduler(policy, deps.source)
         controller = self._controller = Controller(
             ControllerDependencies(
                 scheduler=scheduler,
                 buffer=Buffer(config.rollout.group_size, _capacity(self._run)),
-                run_episode=parts.run_episode,
-                trainer=parts.trainer,
-                engines=parts.engines,
+                run_episode=deps.run_episode,
+                trainer=deps.trainer,
+                engines=deps.engines,
                 keep_group=_keep_group,
-                recorder=parts.recorder,
-                scoring=parts.scoring,
-                curriculum=_curriculum(parts.source),
+                recorder=deps.recorder,
+                scoring=deps.scoring,
+                curriculum=_curriculum(deps.source),
                 used_share=self._used_share if self._follows_stop else None,
                 drops_equal=config.rollout.equal_groups == "replace",
-                validator=parts.validator,
+                validator=deps.validator,
             ),
             ticket_s=config.deadlines.ticket_s,
             wall_s=self._seconds_left(),
@@ -169,19 +169,19 @@ class TrainPhase:
                 # Also should the last checkpoint fail.
                 self._stop_reason, self._stop_kind = stop.reason, stop.kind
             version = scheduler.snapshot().policy_version
-            await parts.recorder.checkpoint(version)
-            if parts.validator is not None and stop.kind not in ("failures", "guard"):
-                await parts.validator.finish(version, parts.engines.load_weights)
+            await deps.recorder.checkpoint(version)
+            if deps.validator is not None and stop.kind not in ("failures", "guard"):
+                await deps.validator.finish(version, deps.engines.load_weights)
             return stop
         finally:
             self._controller = None
             snapshot = scheduler.snapshot()
             self._version = snapshot.policy_version
-            parts.recorder.end_incarnation(snapshot)
+            deps.recorder.end_incarnation(snapshot)
 
     async def _resume(self, state: RunState) -> RunStarted:
         """Go on from a checkpoint that is loaded; a trip that was cut off is carried out."""
-        recorder = self._parts.recorder
+        recorder = self._deps.recorder
         if await recorder.goes_on_as(state) == state.policy_version:
             return await recorder.go_back(state, "resumed")
         try:
@@ -191,17 +191,17 @@ class TrainPhase:
 
     async def _undo(self, trip: Trip, as_version: int) -> RunStarted:
         """Go back to the last good checkpoint, and leave out what was trained since."""
-        parts = self._parts
-        await parts.recorder.tripped(trip, self._version, as_version)
+        deps = self._deps
+        await deps.recorder.tripped(trip, self._version, as_version)
         try:
-            state = await parts.recorder.load_newest(parts.trainer.call)
+            state = await deps.recorder.load_newest(deps.trainer.call)
             return await self._go_on_from(state, f"the guard tripped: {trip.reason}")
         except TrainerLost as e:
             return await self._restored(e)
 
     async def _validate_first(self, version: int) -> None:
         """Validate what the engines hold before a life begins; it may be that nothing is left."""
-        validator = self._parts.validator
+        validator = self._deps.validator
         if validator is None:
             return
         if validator.is_due(version):
@@ -227,20 +227,20 @@ class TrainPhase:
 
     async def _bring_back(self, error: TrainerLost) -> RunStarted:
         """Start the trainer again, and go back to the newest checkpoint."""
-        parts = self._parts
+        deps = self._deps
         while True:
             delay_s = self._restarts.died(time.monotonic())
-            parts.recorder.event("trainer_lost", {"reason": str(error)})
+            deps.recorder.event("trainer_lost", {"reason": str(error)})
             if delay_s is None:
                 limit = self._config.failures.max_restarts
                 raise TrainerLost(
                     f"{error}; failures.max_restarts ({limit}) are used up"
                 ) from error
-            parts.recorder.tell(f"The trainer is lost ({error}); it is started again.")
+            deps.recorder.tell(f"The trainer is lost ({error}); it is started again.")
             await asyncio.sleep(delay_s)
             try:
-                await parts.trainer.restart()
-                state = await parts.recorder.load_newest(parts.trainer.call)
+                await deps.trainer.restart()
+                state = await deps.recorder.load_newest(deps.trainer.call)
                 return await self._go_on_from(state, f"the trainer was lost: {error}")
             except TrainerLost as e:
                 error = e
@@ -251,13 +251,13 @@ class TrainPhase:
         Raises:
             TrainerLost: When it died meanwhile.
         """
-        parts, guard = self._parts, self._parts.recorder.guard
-        version = await parts.recorder.goes_on_as(state)
-        await parts.trainer.publish(version)
-        await parts.engines.load_weights(version)
-        started = await parts.recorder.go_back(state, reason)
+        deps, guard = self._deps, self._deps.recorder.guard
+        version = await deps.recorder.goes_on_as(state)
+        await deps.trainer.publish(version)
+        await deps.engines.load_weights(version)
+        started = await deps.recorder.go_back(state, reason)
         if version != state.policy_version:
-            await parts.recorder.checkpoint(version)  # what comes next builds on it
+            await deps.recorder.checkpoint(version)  # what comes next builds on it
             if guard.is_used_up:
                 self._stop_reason, self._stop_kind = guard.used_up_reason(), "guard"
         return started
@@ -287,8 +287,8 @@ class TrainPhase:
     def request_stop(self, reason: str) -> None:
         """Ask for the end; a batch in training is finished first."""
         self._stop_reason = reason
-        if self._parts.validator is not None:
-            self._parts.validator.cancel()
+        if self._deps.validator is not None:
+            self._deps.validator.cancel()
         if self._controller is not None:
             self._controller.request_stop(reason)
 

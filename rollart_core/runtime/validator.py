@@ -51,17 +51,17 @@ class ValidatorDependencies:
 class Validator:
     """Implements :class:`rollart_core.scheduling.controller.ValidatorHandle`."""
 
-    def __init__(self, config: RunConfig, parts: ValidatorDependencies) -> None:
+    def __init__(self, config: RunConfig, deps: ValidatorDependencies) -> None:
         """Describe it.
 
         Args:
             config: The run config, with ``evaluation.every_batches``.
-            parts: What validations are made of.
+            deps: What validations are made of.
         """
         assert config.evaluation.every_batches is not None
         self._config = config
         self._every = config.evaluation.every_batches
-        self._parts = parts
+        self._deps = deps
         self._playing: asyncio.Future[EvaluationResult] | None = None
         self._cancelled = False
         self.on_validated: Callable[[Validation], Awaitable[None]] | None = None
@@ -69,7 +69,7 @@ class Validator:
 
     def is_due(self, policy_version: int) -> bool:
         """Return whether a version is to be validated, and has not been yet."""
-        known = self._parts.recorder.validations.has(policy_version)
+        known = self._deps.recorder.validations.has(policy_version)
         return policy_version % self._every == 0 and not known and not self._cancelled
 
     async def validate(self, policy_version: int, places: LentPlaces | None = None) -> str | None:
@@ -79,7 +79,7 @@ class Validator:
             ConfigError: When the run follows a metric that none of its environments has.
             TrainerLost: When the trainer died over the checkpoint of the best version.
         """
-        recorder, began = self._parts.recorder, time.perf_counter()
+        recorder, began = self._deps.recorder, time.perf_counter()
         result = await self._play(policy_version, places)
         if result is None:
             return None
@@ -98,13 +98,13 @@ class Validator:
             policy_version: The last one.
             load: Brings the engines to it, which may still have been on their way there.
         """
-        if not self._cancelled and not self._parts.recorder.validations.has(policy_version):
+        if not self._cancelled and not self._deps.recorder.validations.has(policy_version):
             await load(policy_version)
             await self.validate(policy_version)
 
     def stop_reason(self) -> str | None:
         """Return why training ends by the validations so far; None: it goes on."""
-        return self._parts.recorder.validations.stop_reason()
+        return self._deps.recorder.validations.stop_reason()
 
     def cancel(self) -> None:
         """End a validation that goes on, without a result, and make no other one."""
@@ -115,15 +115,15 @@ class Validator:
     async def _play(self, version: int, places: LentPlaces | None) -> EvaluationResult | None:
         """Play the tasks; None where it was cancelled."""
         if places is not None:
-            places.begin(len(self._parts.tasks))
+            places.begin(len(self._deps.tasks))
         self._playing = asyncio.ensure_future(
             evaluate(
-                self._parts.tasks,
-                partial(self._parts.attempt, version),
+                self._deps.tasks,
+                partial(self._deps.attempt, version),
                 name=TICKETS,
                 max_concurrent=self._config.rollout.max_concurrent,
                 places=places,
-                cluster_of=self._parts.cluster_of,
+                cluster_of=self._deps.cluster_of,
             )
         )
         try:
@@ -149,12 +149,12 @@ class ModelDependencies:
 class TrainedModel:
     """The model that a run has trained: the last weights, or those of the best validation."""
 
-    def __init__(self, config: RunConfig, parts: ModelDependencies) -> None:
+    def __init__(self, config: RunConfig, deps: ModelDependencies) -> None:
         """Take the last weights for the result, until ``settle`` chooses."""
         self._keep_best = config.checkpoint.keep_best is not None
-        self._parts = parts
-        self._validations = parts.recorder.validations
-        self._last = parts.recorder.saved_version
+        self._deps = deps
+        self._validations = deps.recorder.validations
+        self._last = deps.recorder.saved_version
         self._version = self._last
 
     async def settle(self) -> None:
@@ -165,10 +165,10 @@ class TrainedModel:
                 await self._again_if_lost(best.policy_version, self._bring)
                 self._version = best.policy_version
             except ConfigError as e:
-                self._parts.tell(f"{e}: the trained model is the last one.")
+                self._deps.tell(f"{e}: the trained model is the last one.")
                 await self._again_if_lost(self._last, self._bring)
         if (fell := self._validations.fell()) is not None:
-            self._parts.tell(f"WARNING: {fell}. {self._after_fall()}")
+            self._deps.tell(f"WARNING: {fell}. {self._after_fall()}")
 
     async def export(self, model_path: str) -> None:
         """Write the model.
@@ -176,10 +176,10 @@ class TrainedModel:
         Args:
             model_path: Where its tokenizer lies.
         """
-        target = str(self._parts.recorder.run_dir / TRAINED_MODEL)
+        target = str(self._deps.recorder.run_dir / TRAINED_MODEL)
 
         async def write(_: int) -> None:
-            await self._parts.trainer.call("export_hf", target, model_path)
+            await self._deps.trainer.call("export_hf", target, model_path)
 
         await self._again_if_lost(self._version, write)
 
@@ -213,18 +213,18 @@ class TrainedModel:
         return "The trained model is the last one; set checkpoint.keep_best to have the best."
 
     async def _bring(self, version: int) -> None:
-        parts = self._parts
-        await parts.recorder.checkpoints.load(version, parts.trainer.call)
-        await parts.trainer.publish(version)
-        await parts.engines.load_weights(version)
+        deps = self._deps
+        await deps.recorder.checkpoints.load(version, deps.trainer.call)
+        await deps.trainer.publish(version)
+        await deps.engines.load_weights(version)
 
     async def _again_if_lost(self, version: int, work: Callable[[int], Any]) -> None:
         """Do something with a trainer that holds a version; if it is lost, once more."""
-        parts = self._parts
+        deps = self._deps
         try:
             await work(version)
         except TrainerLost as e:
-            parts.tell(f"The trainer is lost ({e}); it is started again.")
-            await parts.trainer.restart()
-            await parts.recorder.checkpoints.load(version, parts.trainer.call)
+            deps.tell(f"The trainer is lost ({e}); it is started again.")
+            await deps.trainer.restart()
+            await deps.recorder.checkpoints.load(version, deps.trainer.call)
             await work(version)

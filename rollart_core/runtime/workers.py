@@ -51,17 +51,17 @@ from rollart_core.types import Sample, Task
 
 
 class Reservations(Protocol):
-    """Whoever has the room that parts need: a cluster reserves it, one machine just has it."""
+    """Whoever has the room that workers need: a cluster reserves it, one machine just has it."""
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Make room for one more part; ``pool`` None: wherever it fits best.
+        """Make room for one more worker; ``pool`` None: wherever it fits best.
 
         Raises:
             UserError: When there is none.
         """
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the room of a part that has left for good."""
+        """Give up the room of a worker that has left for good."""
 
 
 class EngineSet:
@@ -200,7 +200,7 @@ PARTS = "rollart_core.runtime.factories"
 
 
 class WorkersRuntime(ABC):
-    """Starts and ends the parts of a run.
+    """Starts and ends the workers of a run.
 
     Args:
         run: What to do.
@@ -221,7 +221,7 @@ class WorkersRuntime(ABC):
         self._of_class: dict[int, dict[int, int]] = {}  # engines of one: index -> number
         failures = run.config.failures
         self.tell: Tell = nobody_listens
-        """Keeps what becomes of parts: in a run, the journal."""
+        """Keeps what becomes of workers: in a run, the journal."""
         self.heartbeat = Heartbeat(
             every_s=failures.heartbeat_s,
             hang_s=failures.hang_s,
@@ -234,7 +234,7 @@ class WorkersRuntime(ABC):
     """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
 
     has_own_devices = False
-    """Whether a part's process sees the devices that it has, and no others."""
+    """Whether a worker's process sees the devices that it has, and no others."""
 
     @classmethod
     @abstractmethod
@@ -247,19 +247,19 @@ class WorkersRuntime(ABC):
 
     @abstractmethod
     async def connect(self) -> Sequence[Pool]:
-        """Reach what the parts are to run on; return what there is."""
+        """Reach what the workers are to run on; return what there is."""
 
     @abstractmethod
     async def place(self, placement: Placement) -> None:
-        """Make sure that there is room, and all else that the parts need, where they will be."""
+        """Make sure that there is room, and all else that the workers need, where they will be."""
 
     @abstractmethod
     def pool_of(self, role: str, index: int) -> str:
-        """Return the name of the pool that a part is on."""
+        """Return the name of the pool that a worker is on."""
 
     @abstractmethod
     def new_worker(self, role: str, index: int = 0) -> Worker:
-        """Return an unstarted part.
+        """Return an unstarted worker.
 
         Args:
             role: ``engine``, ``trainer``, ``env``, ``model``, ``demonstrator`` or ``teacher``.
@@ -282,13 +282,13 @@ class WorkersRuntime(ABC):
     async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
         """Make a model from nothing in a process of its own, under the run directory."""
         path = str(self.run_dir / "model")
-        part = self.new_worker("model")
+        worker = self.new_worker("model")
         try:
-            await part.start()
+            await worker.start()
             corpora = self._by_env(corpus_tasks)
-            await part.call(f"{PARTS}:build_model", path, spec, corpora, self.config.seed)
+            await worker.call(f"{PARTS}:build_model", path, spec, corpora, self.config.seed)
         finally:
-            await part.close()
+            await worker.close()
         return path
 
     async def start_model(self, model_path: str) -> tuple[Router, TrainerGroup]:
@@ -359,18 +359,18 @@ class WorkersRuntime(ABC):
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
         """Start a process that makes demonstrations."""
-        part = self._demonstrator = self.new_worker("demonstrator")
+        worker = self._demonstrator = self.new_worker("demonstrator")
         kwargs = {
             "envs": self._by_env(tasks),
             "tokenizer_path": model_path,
             "max_context_tokens": self.config.rollout.max_context_tokens,
             "seed": self.config.seed,
         }
-        await part.start(f"{PARTS}:Demonstrator", kwargs)
-        self.heartbeat.watch(part)
+        await worker.start(f"{PARTS}:Demonstrator", kwargs)
+        self.heartbeat.watch(worker)
 
         async def take(n: int) -> list[Sample]:
-            samples: list[Sample] = await part.call("take", n)
+            samples: list[Sample] = await worker.call("take", n)
             return samples
 
         return take
@@ -382,9 +382,9 @@ class WorkersRuntime(ABC):
             self._demonstrator = None
 
     async def close(self) -> None:
-        """End every part at once, then remove what they shared."""
-        parts = (self._engines, self._trainer, self._envs)
-        closing = [part.close() for part in (*parts, *self._teachers) if part is not None]
+        """End every worker at once, then remove what they shared."""
+        workers = (self._engines, self._trainer, self._envs)
+        closing = [worker.close() for worker in (*workers, *self._teachers) if worker is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
         for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
@@ -442,7 +442,7 @@ class WorkersRuntime(ABC):
         return True
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Make room for one more part; ``pool`` None: wherever it fits best.
+        """Make room for one more worker; ``pool`` None: wherever it fits best.
 
         Raises:
             UserError: When there is none.
@@ -450,7 +450,7 @@ class WorkersRuntime(ABC):
         raise UserError(f"no further {role} can join with runtime: {self.config.runtime.kind}")
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the room, and the number, of a part that has left for good."""
+        """Give up the room, and the number, of a worker that has left for good."""
         for numbers in self._of_class.values() if role == "engine" else ():
             numbers.pop(index, None)
 
@@ -469,18 +469,18 @@ class WorkersRuntime(ABC):
 
     async def start_worker(self) -> EnvWorkerHandle:
         """Start one env worker."""
-        part = self.new_worker("env")
+        worker = self.new_worker("env")
         limits = self.worker_limits(self.config.runtime.env_threads)
-        return await self._started_worker(part, limits)
+        return await self._started_worker(worker, limits)
 
-    async def _started_worker(self, part: Worker, limits: Mapping[str, int]) -> EnvWorkerHandle:
+    async def _started_worker(self, worker: Worker, limits: Mapping[str, int]) -> EnvWorkerHandle:
         try:
-            await part.start(f"{PARTS}:build_env_worker", limits)
+            await worker.start(f"{PARTS}:build_env_worker", limits)
         except BaseException:
-            await part.close(grace_s=0.0)
+            await worker.close(grace_s=0.0)
             raise
-        self.heartbeat.watch(part)
-        return RemoteWorker(part)
+        self.heartbeat.watch(worker)
+        return RemoteWorker(worker)
 
     def _by_env(self, tasks: Sequence[Task]) -> list[EnvTasks]:
         """Return the tasks of each environment."""

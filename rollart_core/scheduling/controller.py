@@ -168,16 +168,16 @@ class Controller:
     """Runs the loop; see the module."""
 
     def __init__(
-        self, parts: ControllerDependencies, *, ticket_s: float, wall_s: float | None
+        self, deps: ControllerDependencies, *, ticket_s: float, wall_s: float | None
     ) -> None:
         """Wire the parts.
 
         Args:
-            parts: What it works with.
+            deps: What it works with.
             ticket_s: Deadline over all attempts of a ticket.
             wall_s: Stop after this long; None: no limit.
         """
-        self._parts = parts
+        self._deps = deps
         self._ticket_s = ticket_s
         self._wall_s = wall_s
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -187,7 +187,7 @@ class Controller:
         self._newest = -1
         self._loading: asyncio.Task[None] | None = None
         self._places = LentPlaces(
-            parts.scheduler.policy.max_concurrent, lambda: parts.scheduler.num_running, self._lend
+            deps.scheduler.policy.max_concurrent, lambda: deps.scheduler.num_running, self._lend
         )
         self._stopped: StopRun | None = None
         self._idle_since = time.perf_counter()
@@ -200,7 +200,7 @@ class Controller:
                 are ended before.
         """
         timer = self._stop_later()
-        scoring = self._parts.scoring
+        scoring = self._deps.scoring
         if scoring is not None:
             scoring.on_played = self._played
         try:
@@ -229,7 +229,7 @@ class Controller:
         self._events.put_nowait(error)
 
     def _handle(self, event: Event) -> None:
-        for action in self._parts.scheduler.handle(event):
+        for action in self._deps.scheduler.handle(event):
             self._act(action)
         self._places.look()
 
@@ -238,29 +238,29 @@ class Controller:
             case StartEpisode():
                 self._start(action.ticket, action.start_version)
             case ScoreGroup():
-                assert self._parts.scoring is not None, "a group to score, and nobody who does"
-                self._parts.scoring.score_group(action.ticket_ids)
+                assert self._deps.scoring is not None, "a group to score, and nobody who does"
+                self._deps.scoring.score_group(action.ticket_ids)
             case CompleteGroup():
                 self._complete(action)
             case TrainBatch():
                 self._spawn(self._train(action))
             case AbortEpisode():
-                self._parts.recorder.decided(action)
+                self._deps.recorder.decided(action)
                 self._abort(action)
             case LoseTicket():
-                self._parts.recorder.decided(action)
+                self._deps.recorder.decided(action)
                 self._forget_expiry(action.ticket_id)
             case DropGroup():
-                self._parts.recorder.decided(action)
-                self._parts.buffer.discard(action.group_id)
+                self._deps.recorder.decided(action)
+                self._deps.buffer.discard(action.group_id)
             case StopRun():
-                self._parts.recorder.decided(action)
+                self._deps.recorder.decided(action)
                 self._stopped = action
 
     # Episodes
 
     def _start(self, ticket: Ticket, start_version: int) -> None:
-        self._parts.recorder.dispatched(ticket, start_version)
+        self._deps.recorder.dispatched(ticket, start_version)
         if ticket.ticket_id not in self._expiries:
             expired = TicketExpired(ticket.ticket_id)
             self._expiries[ticket.ticket_id] = asyncio.get_running_loop().call_later(
@@ -271,16 +271,16 @@ class Controller:
         task.add_done_callback(self._check)
 
     async def _episode(self, ticket: Ticket, start_version: int) -> None:
-        trajectory = await self._parts.run_episode(ticket, start_version)
+        trajectory = await self._deps.run_episode(ticket, start_version)
         if self._episodes.get(ticket.ticket_id) is asyncio.current_task():
             del self._episodes[ticket.ticket_id]
-        self._parts.recorder.ended(trajectory)
+        self._deps.recorder.ended(trajectory)
         if trajectory.failure is not None:
             event = EpisodeFailed(ticket.ticket_id, ticket.attempt, trajectory.failure)
             self._events.put_nowait(event)
             return
         self._forget_expiry(ticket.ticket_id)
-        self._parts.buffer.add(trajectory)
+        self._deps.buffer.add(trajectory)
         self._events.put_nowait(
             EpisodeFinished(ticket.ticket_id, ticket.attempt, trajectory.oldest_version)
         )
@@ -302,23 +302,23 @@ class Controller:
     # Groups and batches
 
     def _complete(self, action: CompleteGroup) -> None:
-        group = self._parts.buffer.complete(action.group_id, action.lost)
-        if self._parts.curriculum:
-            self._parts.curriculum.heed(group)
-        if self._parts.drops_equal and _all_equal(group):
+        group = self._deps.buffer.complete(action.group_id, action.lost)
+        if self._deps.curriculum:
+            self._deps.curriculum.heed(group)
+        if self._deps.drops_equal and _all_equal(group):
             self._events.put_nowait(GroupFiltered(action.group_id, "equal"))
             return
-        kept = self._parts.keep_group(group)
+        kept = self._deps.keep_group(group)
         self._events.put_nowait((GroupKept if kept else GroupFiltered)(action.group_id))
 
     async def _train(self, action: TrainBatch) -> None:
-        groups = self._parts.buffer.take(action.group_ids)
-        self._parts.recorder.batch_taken(groups, action.policy_version)
+        groups = self._deps.buffer.take(action.group_ids)
+        self._deps.recorder.batch_taken(groups, action.policy_version)
         began = time.perf_counter()
-        version, used = action.policy_version, self._parts.used_share
+        version, used = action.policy_version, self._deps.used_share
         progress = used(version) if used is not None else None
-        reports = await self._parts.trainer.train_batch(groups, version, progress=progress)
-        publication = await self._parts.trainer.publish(action.policy_version + 1)
+        reports = await self._deps.trainer.train_batch(groups, version, progress=progress)
+        publication = await self._deps.trainer.publish(action.policy_version + 1)
         self._load(publication.policy_version)
         record = BatchRecord(
             groups=tuple(groups),
@@ -328,10 +328,10 @@ class Controller:
             waited_s=began - self._idle_since,
             train_s=time.perf_counter() - began,
         )
-        if self._parts.curriculum:
-            self._parts.curriculum.turn()
+        if self._deps.curriculum:
+            self._deps.curriculum.turn()
         try:
-            await self._parts.recorder.batch_trained(record)
+            await self._deps.recorder.batch_trained(record)
         except GuardTripped:
             if self._loading is not None:  # no engine is left in the middle of a swap
                 await asyncio.wait([self._loading])
@@ -342,7 +342,7 @@ class Controller:
 
     async def _validate(self, policy_version: int) -> None:
         """Validate a version, if it is due; no batch is trained meanwhile, so engines hold it."""
-        validator = self._parts.validator
+        validator = self._deps.validator
         if validator is None or not validator.is_due(policy_version):
             return
         if self._loading is not None:
@@ -365,8 +365,8 @@ class Controller:
         loaded = -1
         while loaded < self._newest:
             loaded = self._newest
-            swaps = await self._parts.engines.load_weights(loaded)
-            self._parts.recorder.swapped(swaps)
+            swaps = await self._deps.engines.load_weights(loaded)
+            self._deps.recorder.swapped(swaps)
             self._events.put_nowait(WeightsLoaded(loaded))
 
     async def _finish_loading(self) -> None:

@@ -58,6 +58,6 @@ async def trainer_ranks(
         await group.start()
         yield group
     finally:
-        pids = [p.pid for p in group._parts]
+        pids = [p.pid for p in group._workers]
         await group.close()
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

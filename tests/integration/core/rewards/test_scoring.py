@@ -179,7 +179,7 @@ def test_no_more_calls_at_once_than_there_are_places() -> None:
 
     async def use(room: RewardService) -> Any:
         score = room.scorer(reward())
-        made = room._queues[FAKE]._parts.clients[0].backend
+        made = room._queues[FAKE]._deps.clients[0].backend
         assert isinstance(made, FaultyBackend)
         await asyncio.gather(*(score(example_request(index=i)) for i in range(12)))
         return made.num_most
@@ -320,7 +320,7 @@ def test_a_hedge_gives_its_place_back_however_it_ends() -> None:
         await scores(room, 20)
         await scores(room, 8)
         await asyncio.sleep(0.01)
-        return room._queues[FAKE]._parts.slots.num_free
+        return room._queues[FAKE]._deps.slots.num_free
 
     hedge = Hedge(least_s=0.001, max_share=1)
     free, told = run(use, backend(*[0.0] * 20, *[0.02] * 8), hedge=hedge, max_concurrent=16)

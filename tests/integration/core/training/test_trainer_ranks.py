@@ -144,7 +144,7 @@ def test_a_rank_that_is_lost_in_a_batch_ends_the_group(tmp_path: Path, ending: s
             await group.train_batch(*batch(0))
             await group.call("save", saved, policy_version=1)
             want = numbers_of(await group.train_batch(*batch(1)))
-            pids = [part.pid for part in group._parts]
+            pids = [part.pid for part in group._workers]
             os.kill(pids[1], signal.SIGSTOP)  # rank 0 waits for it in a collective call
             training = asyncio.create_task(group.train_batch(*batch(2)))
             await asyncio.sleep(0.3)  # in which it mostly gets there

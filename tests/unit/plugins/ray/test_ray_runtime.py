@@ -80,7 +80,7 @@ class Cluster:
 
 
 class NoFaults:
-    async def parts(self, *_: Any) -> list[str]:
+    async def workers(self, *_: Any) -> list[str]:
         return []
 
 
