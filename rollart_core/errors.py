@@ -234,6 +234,9 @@ class JournalError(RollartError):
 class WorkerDied(RollartError):
     """A process of the run is gone."""
 
+    exit_code: int | None = None
+    """Of its process, negative for a signal; None if it is not known."""
+
 
 class TrainerLost(WorkerDied):
     """The trainer is gone, with all its ranks; ``restart()`` brings up a fresh one."""

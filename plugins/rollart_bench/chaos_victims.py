@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollart_core.runtime.process import PART_VARIABLE
+from rollart_plugins.serverless.pool import WORKER
+
 MARK_VARIABLE = "ROLLART_CHAOS"
 """In the environment of every process that the benchmark starts, and so of their children."""
-REWARD_PROGRAM = "rollart_plugins.serverless.worker"
-"""The module that a worker of the reward backend `pool` runs."""
 MEMORY = Path("/dev/shm")
 _OWNER = re.compile(r"(?:^|[^0-9A-Za-z])(\d+)(?![0-9A-Za-z])")
 """The first whole number in the name of a file in memory: the id of the process that made it."""
@@ -53,8 +54,12 @@ class Watched:
 
     def reward_workers(self) -> list[int]:
         """Return the ids of the worker processes of the reward backend `pool`."""
-        wanted = REWARD_PROGRAM.encode()
-        return [pid for pid in self.alive() if wanted in _read(pid, "cmdline").split(b"\0")]
+        wanted = f"{PART_VARIABLE}={WORKER} ".encode()
+        return [
+            pid
+            for pid in self.alive()
+            if any(one.startswith(wanted) for one in _read(pid, "environ").split(b"\0"))
+        ]
 
     def shared_files(self) -> list[str]:
         """Return what any of them made in shared memory, and is there still."""

@@ -1,22 +1,21 @@
-"""The process that compares mathematics: a single file, run beside the reward by its own Python.
+"""What a process does that compares mathematics: one comparison at a time, in its main thread.
 
-Takes: on stdin one JSON object a line, a comparison. Gives: on stdout one JSON object a line: that
-it is ready (or what is missing), then an answer for each: ``right``, ``undecided`` or ``refused``.
-Never: runs longer on one comparison than it is allowed, in processor time.
+Takes: comparisons. Gives: ``right`` (and whether anything was ``found``), ``undecided`` or
+``refused``. Never: runs longer on one comparison than it is allowed, in processor time.
 
 sympy can be made to compute for ever by an answer of a few characters. A limit on time as a clock
 shows it would take right answers for wrong ones on a busy machine; processor time does not.
+
+Its coroutines wait for nothing: they are coroutines because those run in the main thread, where
+Python handles signals and the stack is largest.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import re
 import resource
 import signal
-import sys
 from typing import Any
 
 _PLAIN_NUMBER = re.compile(r"\s*[-+]?[\d,]*\.?\d+(?:\s*/\s*\d+)?%?\s*")
@@ -27,32 +26,25 @@ class OutOfTime(BaseException):
     """The comparison has used its processor time; no ``except Exception`` eats it."""
 
 
-def main() -> None:
-    """Answer comparisons until stdin ends."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a library prints is no answer
+async def prepare() -> None:
+    """Import what compares, and compare something.
+
+    Raises:
+        Exception: When that does not work here.
+    """
     logging.disable(logging.CRITICAL)
-    try:
-        signal.signal(signal.SIGPROF, _ring)
-        compare({"wanted": ["$\\frac{1}{2}$"], "said": "$0.5$", "strict": True, "decimals": 6})
-        ready: dict[str, Any] = {"ready": True}
-    except Exception as e:
-        ready = {"missing": f"{type(e).__name__}: {e}"}
-    print(json.dumps(ready), file=out, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_limited(json.loads(line))), file=out, flush=True)
+    signal.signal(signal.SIGPROF, _ring)
+    compare({"wanted": ["$\\frac{1}{2}$"], "said": "$0.5$", "strict": True, "decimals": 6})
 
 
-def _limited(request: dict[str, Any]) -> dict[str, Any]:
+async def limited(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a comparison, which gets so much processor time and memory."""
     cpu_s, memory_bytes = request["cpu_s"], request["memory_bytes"]
     used = resource.getrusage(resource.RUSAGE_SELF)
     # The signal is seen between two steps of Python; one long step is ended by the kernel.
     hard_s = int(used.ru_utime + used.ru_stime + 1.5 * cpu_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (hard_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    resource.setrlimit(
-        resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1])
-    )
+    _set_limit(resource.RLIMIT_CPU, hard_s)
+    _set_limit(resource.RLIMIT_AS, memory_bytes)
     try:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         return compare(request)
@@ -64,6 +56,7 @@ def _limited(request: dict[str, Any]) -> dict[str, Any]:
         return {"undecided": "depth"}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        _set_limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])  # to answer
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +92,9 @@ def marked(text: str) -> str:
     return text if _MARKED.search(text) or _PLAIN_NUMBER.fullmatch(text) else f"${text}$"
 
 
+def _set_limit(which: int, soft: int) -> None:
+    resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
+
+
 def _ring(*_: object) -> None:
     raise OutOfTime
-
-
-if __name__ == "__main__":
-    main()

@@ -69,6 +69,7 @@ def main(fd: int, parent_pid: int) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
     die_with_parent(parent_pid)
+    os.set_inheritable(fd, False)  # what it starts must not keep the stream open when it has ended
     asyncio.run(_answer_calls(fd))
     leave()
     os._exit(0)  # a hung environment thread must not keep the process alive

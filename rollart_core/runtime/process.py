@@ -1,4 +1,7 @@
-"""A part in a process of its own: started, called, watched and ended.
+"""A worker in a process of its own: started, called, watched and ended.
+
+Engines, trainer ranks and environments of a run, workers of the reward backend `pool`, and what
+compares mathematics are such processes.
 
 Takes: ``"module:Class"`` and arguments that pickle. Gives: ``await part.call("method", ...)``.
 Never: leaves the process behind; it ends with ``close``, with the run's process, or when told. What
@@ -17,18 +20,24 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rollart_core.errors import WorkerDied
+from rollart_core.errors import WorkerDied, first_line
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
 
 PART_VARIABLE: Final = "ROLLART_PART"
-"""Marks a worker's process and all that it starts."""
+"""Marks a worker's process and all that it starts: the name of the worker, and a unique id."""
 KILL_PASSES: Final = 100
 KILL_WAIT_S: Final = 0.02
 """Between two passes."""
+EXIT_WAIT_S: Final = 2.0
+"""How long after the end of its stream a process may take until its exit code can be read."""
+EXIT_POLL_S: Final = 0.005
+OUTPUT_BYTES: Final = 4096
+"""How much of its output is kept."""
+_PIPE_BYTES: Final = 1 << 16
 
 
 class WorkerProcess:
@@ -39,6 +48,7 @@ class WorkerProcess:
         name: str,
         *,
         log_path: Path | None = None,
+        keep_output: bool = False,
         num_threads: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -46,15 +56,17 @@ class WorkerProcess:
 
         Args:
             name: What errors and the log call it.
-            log_path: Where its stdout and stderr go; None: to this process's stderr.
+            log_path: Where its stdout and stderr go; None: to those of this process.
+            keep_output: Whether to keep the end of what it writes, for errors, instead.
             num_threads: CPU threads of numeric libraries in it.
             environment: Variables it has besides those of this process.
         """
         self.name = name
         self.on_death: Callable[[WorkerProcess], None] | None = None
         self._log_path = log_path
+        self._output = _Output() if keep_output else None
         self._num_threads = num_threads
-        self._mark = uuid.uuid4().hex
+        self._mark = f"{name} {uuid.uuid4().hex}"
         self._more = {**(environment or {}), PART_VARIABLE: self._mark}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
@@ -101,11 +113,13 @@ class WorkerProcess:
             Exception: Whatever the method raised.
         """
         if not self.alive or self._writer is None:
-            raise WorkerDied(self._exit_reason())
+            await self._wait_exit()
+            raise self._died()
         call_id = next(self._ids)
+        frame = encode(Call(call_id, method, args, kwargs))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._writer.write(encode(Call(call_id, method, args, kwargs)))
+        self._writer.write(frame)
         try:
             return await future
         finally:
@@ -125,14 +139,15 @@ class WorkerProcess:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        if self._process is None:
-            return
-        try:
-            await asyncio.to_thread(self._process.wait, grace_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            await asyncio.to_thread(self._process.wait)
-        await asyncio.to_thread(_kill_marked, self._mark)
+        if self._process is not None:
+            try:
+                await asyncio.to_thread(self._process.wait, grace_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                await asyncio.to_thread(self._process.wait)
+            await asyncio.to_thread(_kill_marked, self._mark)
+        if self._output is not None:
+            self._output.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -147,33 +162,50 @@ class WorkerProcess:
                 else:
                     future.set_result(answer.value)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            if self._writer is not None:
+                self._writer.close()
+            await self._wait_exit()
         finally:
             self._mark_dead()
+
+    async def _wait_exit(self) -> None:
+        """Wait until the exit code of a process whose stream has ended can be read."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + EXIT_WAIT_S
+        while self._process and self._process.poll() is None and loop.time() < until_s:
+            await asyncio.sleep(EXIT_POLL_S)
 
     def _mark_dead(self) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(WorkerDied(self._exit_reason()))
+                future.set_exception(self._died())
         if not self._closing and self.on_death is not None:
             self.on_death(self)
 
-    def _exit_reason(self) -> str:
-        code = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(0.2)
-        how = f"exit code {code}"
+    def _died(self) -> WorkerDied:
+        """Return the error that says how the process ended."""
+        code = self._process.poll() if self._process else None
+        how = "closed" if code is None and self._closing else f"exit code {code}"
         if code is not None and code < 0:
             how = f"signal {signal.Signals(-code).name}"
         where = f"; see {self._log_path}" if self._log_path else ""
-        return f"the {self.name} process is gone ({how}){where}"
+        if self._output is not None and (said := self._output.last_line()):
+            where = f": {said}"
+        died = WorkerDied(f"the {self.name} process is gone ({how}){where}")
+        died.exit_code = code
+        return died
 
-    def _open_log(self) -> Any:
-        if self._log_path is None:
-            return contextlib.nullcontext(None)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self._log_path.open("ab")
+    @contextlib.contextmanager
+    def _open_log(self) -> Iterator[BinaryIO | None]:
+        if self._output is not None:
+            with self._output.open() as log:
+                yield log
+        elif self._log_path is not None:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            with self._log_path.open("ab") as log:
+                yield log
+        else:
+            yield None
 
     def _environment(self) -> dict[str, str]:
         threads = str(self._num_threads)
@@ -186,6 +218,48 @@ class WorkerProcess:
             "PYTHONPATH": path,
             **self._more,
         }
+
+
+class _Output:
+    """The end of what a process writes."""
+
+    def __init__(self) -> None:
+        self._end = b""
+        self._fd: int | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    def open(self) -> BinaryIO:
+        """Return the file that the process is to write to."""
+        self._fd, writing = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._read)
+        return os.fdopen(writing, "wb")
+
+    def last_line(self) -> str:
+        """Return the last line that is not empty; empty if there is none."""
+        self._read()
+        lines = self._end.decode(errors="replace").strip().splitlines()
+        return first_line(lines[-1]) if lines else ""
+
+    def close(self) -> None:
+        """Read no more; may be called twice."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> None:
+        """Read what a pipe holds at once."""
+        if self._fd is None:
+            return
+        try:
+            data = os.read(self._fd, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        self._end = (self._end + data)[-OUTPUT_BYTES:]
+        if not data:
+            self.close()
 
 
 def _kill_marked(mark: str) -> None:

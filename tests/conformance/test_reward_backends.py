@@ -36,6 +36,8 @@ from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.serve import Listening, serve
 from rollart_testing import example_request
 
+pytestmark = pytest.mark.starts_normally  # a worker of the pool imports little
+
 TOKEN = "a-token-of-this-test"
 PORTS_TRIED = 5
 SLOW = pytest.mark.slow

@@ -93,6 +93,15 @@ class RewardFunction:
         run_s, num_hung = time.perf_counter() - began, self._threads.num_hung
         return wire.answer_bytes(WireAnswer(call.key, call.ids, results, run_s, cold, num_hung))
 
+    async def reply(self, body: bytes) -> bytes:
+        """Answer a call, or say that it is refused; for callers that take bytes alone."""
+        try:
+            return await self.answer(body)
+        except Refused as e:
+            return e.body()
+        except Exception as e:
+            return Refused("internal", described(e)).body()
+
     async def close(self) -> None:
         """Let go of its threads, and close the reward; may be called twice."""
         self._threads.close()

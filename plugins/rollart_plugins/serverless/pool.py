@@ -11,27 +11,154 @@ workers than it was told, keeps one that has nothing to do, or leaves one behind
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rollart_core.errors import (
     BackendFailure,
     ConfigError,
     EpisodeError,
     UserError,
+    WorkerDied,
     described,
     first_line,
 )
-from rollart_plugins.serverless import carriers
-from rollart_plugins.serverless.carriers import Carrier, ProcessCarrier, SandboxCarrier
+from rollart_core.runtime.process import WorkerProcess
+from rollart_core.runtime.remote import exit_reason, shut_down
+from rollart_core.runtime.worker import Worker
 from rollart_plugins.serverless.config import PoolConfig
-from rollart_plugins.serverless.pool_worker import CannotStart, PoolWorker
 from rollart_plugins.serverless.remote import RemoteBackend, Sent
+from rollart_plugins.serverless.sandbox_worker import SandboxWorker
 from rollart_plugins.serverless.wire import WireAnswer
+
+if TYPE_CHECKING:
+    from rollart_sandboxes.pool.source import SandboxSource
+
+WORKER: Final = "reward worker"
+"""What its processes are called."""
+FUNCTION: Final = "rollart_plugins.serverless.function:RewardFunction"
+"""What a worker builds."""
+_GRACE_S: Final = 0.25
+"""How long after its deadline an answer may still come before the worker is killed."""
+_CLOSE_S: Final = 0.02
+"""What is given up so close to its deadline is given up for its deadline."""
+
+
+class PoolWorker:
+    """One worker of the pool.
+
+    Answers come in whatever order. What waits fails when the worker is gone, and nothing waits for
+    a worker that is past the deadline of a call.
+
+    Args:
+        process: What it runs in; not started yet.
+        settle: Called after each answer.
+        lost: Called when it is gone, or past a deadline.
+    """
+
+    def __init__(
+        self,
+        process: Worker,
+        settle: Callable[[PoolWorker], None],
+        lost: Callable[[PoolWorker], None],
+    ) -> None:
+        self._process = process
+        self._settle, self._lost = settle, lost
+        self._calls: set[asyncio.Task[bytes]] = set()
+        self._idle: asyncio.TimerHandle | None = None
+        self._why_ended = ""
+        self.num_busy = 0
+        """Requests that it has."""
+        self.retired = False
+        """Set when it gets no more."""
+
+    async def start(self, function: Mapping[str, Any]) -> None:
+        """Start it and wait until it can score.
+
+        Args:
+            function: Arguments of its :class:`RewardFunction`.
+
+        Raises:
+            UserError: When the reward cannot be made.
+            WorkerDied: When it ends at once.
+        """
+        await self._process.start(FUNCTION, function)
+        self._process.on_death = lambda _: self._lost(self)
+        if not self._process.alive:
+            raise WorkerDied(await exit_reason(self._process))
+
+    async def ask(self, body: bytes, *, weight: int, deadline_s: float) -> bytes:
+        """Return its answer to a call.
+
+        Args:
+            body: The call.
+            weight: Requests in it, counted in ``num_busy`` already.
+            deadline_s: Seconds after which a worker that has not answered is past help.
+
+        Raises:
+            BackendFailure: When it is gone.
+        """
+        loop = asyncio.get_running_loop()
+        self._stop_watching()
+        due_s = loop.time() + deadline_s
+        call = loop.create_task(self._call(body, weight, due_s))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(call)  # the worker goes on with what is given up
+        except asyncio.CancelledError:
+            # It was to answer before: whoever asks next should not wait for it too.
+            self.retired = self.retired or loop.time() > due_s - _CLOSE_S
+            raise
+
+    def watch_idle(self, idle_s: float, end: Callable[[], None]) -> None:
+        """Call ``end`` if nothing is asked for so long."""
+        self._stop_watching()
+        self._idle = asyncio.get_running_loop().call_later(idle_s, self._look, end)
+
+    async def close(self, *, kill: bool = False) -> None:
+        """End it; what waits fails. May be called twice."""
+        self._stop_watching()
+        self._process.on_death = None
+        self._why_ended = self._why_ended or "the worker was ended"
+        if kill:
+            self._process.kill()
+            await self._process.close()
+        else:
+            await shut_down(self._process, "close")  # with what its reward has open
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _call(self, body: bytes, weight: int, due_s: float) -> bytes:
+        try:
+            async with asyncio.timeout_at(due_s + _GRACE_S):
+                answer: bytes = await self._process.call("reply", body)
+        except TimeoutError as e:
+            self._why_ended = "the worker hung past the deadline of a call, and was killed"
+            self._lost(self)
+            raise BackendFailure(self._why_ended) from e
+        except WorkerDied as e:
+            raise BackendFailure(self._why_ended or first_line(str(e))) from e
+        finally:
+            self.num_busy -= weight
+            self._settle(self)
+        return answer
+
+    def _ended(self, call: asyncio.Task[bytes]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # whoever asked may have gone
+
+    def _look(self, end: Callable[[], None]) -> None:
+        if not self.num_busy:
+            end()
+
+    def _stop_watching(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
 
 
 class PoolBackend(RemoteBackend[PoolConfig]):
@@ -44,11 +171,10 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         """Set up an empty pool."""
         config = self.config
         self._most = config.num_workers or _num_cores()
-        self._source = carriers.new_source(config.sandbox) if config.sandbox else None
+        self._source = _sandbox_source(config.sandbox) if config.sandbox else None
         self._workers: list[PoolWorker] = []
         self._num_starting = 0
         self._waiting: deque[tuple[int, asyncio.Future[PoolWorker]]] = deque()
-        self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self.num_started = 0
 
@@ -71,7 +197,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             BackendFailure: When it could not be started, or died meanwhile.
         """
         worker = await self._lend(weight)
-        answer = await worker.ask(next(self._numbers), body, weight=weight, deadline_s=deadline_s)
+        answer = await worker.ask(body, weight=weight, deadline_s=deadline_s)
         return Sent(answer, origin=worker)
 
     def noted(self, sent: Sent, answer: WireAnswer) -> None:
@@ -172,21 +298,19 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             self._later(self._start())
 
     async def _start(self) -> None:
-        worker = PoolWorker(self._new_carrier, self._settle, self._lost)
+        worker = PoolWorker(self._new_process(), self._settle, self._lost)
         ref, error = self.reward, None
-        hello = {
-            "reward": ref.id,
+        function = {
+            "reward_id": ref.id,
             "options": dict(ref.options),
             "num_threads": self.config.num_threads,
         }
         try:
             async with asyncio.timeout(self.config.start_s):
-                await worker.start(hello)
+                await worker.start(function)
         except TimeoutError:
             error = BackendFailure(f"a worker did not start within {self.config.start_s:g} s")
-        except CannotStart as e:
-            error = BackendFailure(f"a worker cannot start: {e}", again=False)
-        except (EpisodeError, OSError) as e:
+        except (EpisodeError, OSError, WorkerDied) as e:
             error = BackendFailure(f"a worker cannot start: {first_line(str(e))}")
         except UserError as e:
             error = BackendFailure(f"a worker cannot start: {first_line(str(e))}", again=False)
@@ -205,10 +329,10 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             self._end(worker, kill=True)
         self._settle(worker)
 
-    def _new_carrier(self, take: Callable[[bytes], None], gone: Callable[[str], None]) -> Carrier:
+    def _new_process(self) -> Worker:
         if self._source is not None:
-            return SandboxCarrier(take, gone, self._source)
-        return ProcessCarrier(take, gone)
+            return SandboxWorker(WORKER, self._source)
+        return WorkerProcess(WORKER, keep_output=True, environment={"PYTHONUTF8": "1"})
 
     def _lost(self, worker: PoolWorker) -> None:
         """A worker is gone, or has to go: it did not answer in time."""
@@ -227,6 +351,13 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _sandbox_source(sandbox: Any) -> SandboxSource:
+    """Return where sandboxes of this kind come from."""
+    from rollart_sandboxes.pool.source import sandbox_source
+
+    return sandbox_source(sandbox)
 
 
 def _num_cores() -> int:

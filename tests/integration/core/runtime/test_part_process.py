@@ -283,3 +283,45 @@ def test_what_a_part_started_in_a_new_session_ends_with_it(how):
         assert ended[0], "the process outlived its part"
 
     asyncio.run(main())
+
+
+class Ends:
+    """A part that writes, starts a program that outlives it, and ends its process."""
+
+    def by(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+
+    def with_code(self, code: int) -> None:
+        print("first\n" + "x" * 200_000, flush=True)
+        os.system("sleep 600 &")
+        os.write(2, b"why\n\n")
+        os._exit(code)
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_the_signal_that_ended_a_part_is_known_to_its_caller(number):
+    async def main() -> None:
+        part = WorkerProcess("test")
+        await part.start(f"{__name__}:Ends")
+        with pytest.raises(WorkerDied, match=f"signal {number.name}") as caught:
+            await part.call("by", number)
+        assert caught.value.exit_code == -number
+        with pytest.raises(WorkerDied) as caught:
+            await part.call("by", number)
+        assert caught.value.exit_code == -number
+        await part.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.starts_normally
+def test_the_last_line_of_a_part_says_why_it_ended():
+    async def main() -> None:
+        part = WorkerProcess("test", keep_output=True)
+        await part.start(f"{__name__}:Ends")
+        with pytest.raises(WorkerDied, match=r"\(exit code 3\): why$") as caught:
+            await part.call("with_code", 3)  # though what it started goes on
+        assert caught.value.exit_code == 3
+        await part.close()
+
+    asyncio.run(main())

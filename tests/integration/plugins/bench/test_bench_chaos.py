@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import random
 import signal
 import subprocess
@@ -23,6 +23,8 @@ from rollart_bench.chaos_victims import MARK_VARIABLE, Watched
 from rollart_bench.learn import example
 from rollart_core.config.load import read_yaml
 from rollart_core.errors import ConfigError, RollartError, UserError
+from rollart_core.runtime.process import WorkerProcess
+from rollart_plugins.serverless.pool import WORKER
 
 
 def test_kills_are_planned_by_the_seed_within_the_run():
@@ -240,29 +242,25 @@ def test_keys_of_a_config_need_one():
         chaos.run({"short": True, "kils": 2})
 
 
-def test_workers_of_rewards_are_found_by_their_program():
+@pytest.mark.starts_normally  # /proc shows the variables that a process was started with
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_workers_of_rewards_are_found_by_their_name():
     watched = Watched("of this test, too")
-    program = "import sys; print(flush=True); sys.stdin.read()"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={MARK_VARIABLE: watched.mark},
+
+    async def main() -> None:
+        marked = {MARK_VARIABLE: watched.mark}
+        worker, other, unmarked = (
+            WorkerProcess(WORKER, environment=marked),
+            WorkerProcess("engine", environment=marked),
+            WorkerProcess(WORKER),
         )
-        for name in (chaos_victims.REWARD_PROGRAM, "another.program")
-    ]
-    try:
-        for child in children:
-            assert child.stdout is not None
-            child.stdout.readline()
-        assert watched.reward_workers() == [children[0].pid]
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-    assert watched.reward_workers() == []
+        for process in (worker, other, unmarked):
+            await process.start()
+            await process.call("__ping__")
+        assert set(watched.alive()) == {worker.pid, other.pid}
+        assert watched.reward_workers() == [worker.pid]
+        for process in (worker, other, unmarked):
+            await process.close()
+        assert watched.reward_workers() == []
 
-
-def test_the_program_of_a_reward_worker_is_there():
-    assert importlib.util.find_spec(chaos_victims.REWARD_PROGRAM) is not None
+    asyncio.run(main())
