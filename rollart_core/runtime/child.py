@@ -1,6 +1,7 @@
 """The program a worker's process runs: build one object, answer calls on it until the run is gone.
 
-Takes: the number of an inherited socket. Gives: answers. Never: outlives the process that started
+Takes: the number of an inherited socket. Gives: answers. Never: lets a long call hold up another
+(coroutines run on the loop, all else on one thread beside it), or outlives the process that started
 it (end of the stream ends it, and on Linux the kernel kills it with its parent).
 """
 
@@ -13,10 +14,97 @@ import signal
 import socket
 import sys
 from typing import NoReturn
-
 from rollart_core.errors import RollartError, described, is_from_outside
 from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
-from rollart_core.runtime.host import WorkerHost, die_with_parent, leave, portable
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import inspect
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+from rollart_core.errors import RollartError, contained, described
+from rollart_core.rollout.loop import run_exit_functions
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerHost:
+    """Holds the one object of a worker's process, and runs calls on it."""
+
+    def __init__(self) -> None:
+        self.target: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
+
+    def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
+        """Run a method of the object, or ``"module:function"``; awaiting it raises what that did.
+
+        Raises:
+            AttributeError: When there is none of that name.
+        """
+        function = self._find(name)
+        if inspect.iscoroutinefunction(function):
+            return cast("Awaitable[Any]", function(*args, **kwargs))
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, _contained, function, args, kwargs)
+
+    def _find(self, name: str) -> Any:
+        if name == "__build__":
+            return self._build
+        if name == "__ping__":
+            return _pong
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        return getattr(self.target, name)
+
+    def _build(self, factory: str, kwargs: dict[str, Any]) -> None:
+        self.target = self._find(factory)(**kwargs)
+
+
+def _contained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function on the thread of the worker; no error of it ends that thread or the loop."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as e:
+        raise contained(e) from e
+
+
+async def _pong() -> None:
+    """Say that the loop of this process runs."""
+
+
+def portable(error: BaseException) -> Exception:
+    """Return the error if it survives the journey, else a plain one that says the same."""
+    try:
+        if isinstance(error, Exception):
+            again = pickle.loads(pickle.dumps(error))
+            if type(again) is type(error) and isinstance(str(again), str):
+                return error
+    except BaseException:  # whatever its methods raise, the caller gets an answer
+        pass
+    return RollartError(described(error))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process with its parent (elsewhere the end of its stream does)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def leave() -> None:
+    """Close what this process has open, before it ends without atexit."""
+    run_exit_functions()
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 class _Server:

@@ -126,7 +126,7 @@ class Job:
 
     def run(self) -> None:
         """Become as a new process, and do it."""
-        from rollart_core.runtime.host import die_with_parent
+        from rollart_core.runtime.child import die_with_parent
 
         die_with_parent(self.server_pid)  # a server that is killed kills nothing itself
         self._become_new()

@@ -34,7 +34,7 @@ from rollart_core.config.resolve import ResolvedRun, resolve_run
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
 from rollart_core.errors import TrainerLost, TrainingDiverged
-from rollart_core.runtime.host import die_with_parent
+from rollart_core.runtime.child import die_with_parent
 from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
 from rollart_core.runtime.validator import Validator, ValidatorDependencies
 from rollart_core.scheduling.observer import NobodyWatches

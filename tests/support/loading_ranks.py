@@ -25,7 +25,7 @@ import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401 - before r
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from rollart_core.runtime.host import die_with_parent
+from rollart_core.runtime.child import die_with_parent
 from rollart_core.training import distributed
 from rollart_core.training.loading import load_model, load_on_device, recompute_activations
 

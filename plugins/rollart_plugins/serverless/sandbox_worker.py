@@ -34,7 +34,7 @@ from rollart_core.errors import (
     text_of,
 )
 from rollart_core.rollout import loop as sandboxes
-from rollart_core.runtime.host import leave
+from rollart_core.runtime.child import leave
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
 

@@ -22,7 +22,7 @@ loop.at_exit(fail)
 
 
 @pytest.mark.parametrize(
-    "end", ["", "import os; from rollart_core.runtime.host import leave; leave(); os._exit(0)"]
+    "end", ["", "import os; from rollart_core.runtime.child import leave; leave(); os._exit(0)"]
 )
 def test_a_process_closes_what_it_has_open_however_it_ends_in_order(end: str) -> None:
     code = AT_EXIT.format(end=end)

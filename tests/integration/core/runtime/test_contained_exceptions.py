@@ -23,7 +23,7 @@ from rollart_core.errors import (
     traced,
 )
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.runtime.host import portable
+from rollart_core.runtime.child import portable
 from rollart_core.runtime.process import WorkerProcess
 from rollart_plugins.serverless.inline import InlineBackend
 
