@@ -29,7 +29,7 @@ class Marks(Reward):
         self._limit, self._wait_s, self._closed = limit, wait_s, closed
 
     def score(self, request: RewardRequest) -> RewardResult:
-        print("a reward may print")
+        print("a reward may print", flush=True)
         time.sleep(self._wait_s)
         how = request.context.get("how")
         if how == "raise":

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from support.marks_reward import Marks
 from support.pace import until
+from support.sandbox_walls import no_bubblewrap
 
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult
@@ -397,10 +398,15 @@ def test_a_mistake_in_the_options_hangs_nobody(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_or_hangs_is_replaced() -> None:
+@pytest.mark.parametrize("sandbox", [None, "bubblewrap"])
+def test_a_worker_that_dies_or_hangs_is_replaced(sandbox: str | None) -> None:
+    if sandbox and (why := no_bubblewrap()):
+        pytest.skip(why)
+
     async def main() -> None:
-        async with pool(num_threads=8) as made:
-            gone = r"the reward worker process is gone \(exit code 3\): a reward may print$"
+        async with pool(num_threads=8, sandbox=sandbox) as made:
+            await made.open()
+            gone = r"the reward worker .*is gone \(exit code 3.*\): a reward may print$"
             with pytest.raises(BackendFailure, match=gone) as caught:
                 await made.invoke(call(told("exit")))
             assert caught.value.again
