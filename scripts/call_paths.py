@@ -41,6 +41,8 @@ FROM: Final = {
 """What is called -> the function that asks for it, and where the first frame below that is."""
 OWN_TASKS: Final = ("rollart_core/rewards/", "plugins/rollart_plugins/serverless/")
 """Where tasks begin that go on with a call of an episode's: the queue of a reward, its backend."""
+OWN_CALL: Final = ("rollart_core/runtime/process.py", "call")
+"""The same: a call that the worker finishes even if nobody waits for it any more."""
 BEGUN: Final = "begun"
 """The name of the file that says that training has begun: only then are calls noted."""
 LIMIT_S: Final = 10.0
@@ -143,6 +145,7 @@ def note(call: str) -> None:
         stack = [_ours(frame) for frame in _stack(sys._getframe(2))]
         on_loop = stack if threading.current_thread() is threading.main_thread() else None
         answering = [] if on_loop else [task for task in _tasks() if task[0][1] == "_answer"]
+        answering = [task for task in answering if task[-1][1] != "receive"][-1:]
         _write(called, [*(frame for task in answering for frame in task), *filter(None, stack)])
         until_s = time.monotonic() + LIMIT_S
         while called.exists() and not waiting.exists() and time.monotonic() < until_s:
@@ -178,8 +181,8 @@ def _waiting_for(call: str, tasks: Sequence[list[Frame]]) -> list[Frame]:
         if asked < len(task) and task[asked][0].startswith(below):
             found = task[asked:]
     if found and call == "reward.score":
-        own = [t for t in tasks if t[0][0].startswith(OWN_TASKS) and "_read" not in t[0][1]]
-        found = [*found, *(frame for task in own for frame in task)]
+        own = [t for t in tasks if t[0][0].startswith(OWN_TASKS) or t[0] == OWN_CALL]
+        found = list(dict.fromkeys([*found, *(frame for task in own for frame in task)]))
     return found
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollart_core.errors import RollartError, WorkerDied, described, first_line, is_from_outside
-from rollart_core.runtime.frames import Answer, Call
 from rollart_core.runtime.child import WorkerHost, leave, portable
+from rollart_core.runtime.frames import Answer, Call
 from rollart_ray.pools import ResourceSlot
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -126,8 +127,12 @@ class BackendClient:
         late = f"no answer within {call.deadline_s:.3g} s"
         try:
             async with TimeLimit("reward.score", call.deadline_s, late):
-                hedged = self._deps.hedge is not None
-                answer = await (self._raced(call) if hedged else self._timed(call))
+                if self._deps.hedge is None:
+                    with self._measured(call) as answers:
+                        answers.append(await self.backend.invoke(call))
+                else:
+                    answers = [await self._raced(call)]
+            (answer,) = answers
         except (BackendFailure, DeadlineFailure) as e:
             self._failed(e, trial)
             raise
@@ -159,19 +164,31 @@ class BackendClient:
                 one.add_done_callback(_heard)
 
     async def _timed(self, call: RewardCall) -> RewardAnswer:
+        with self._measured(call) as answers:
+            answers.append(await self.backend.invoke(call))
+        return answers[0]
+
+    @contextmanager
+    def _measured(self, call: RewardCall) -> Iterator[list[RewardAnswer]]:
+        """Count a call whose block appends its answer.
+
+        Raises:
+            BackendFailure: When the block raises anything else than a failure, or the answer has
+                other than one result for each request.
+        """
         stats = self._deps.stats
         number = stats.begun(_now_s())
+        answers: list[RewardAnswer] = []
         try:
             with boundary(BackendFailure, "reward.score"):
-                answer = await self.backend.invoke(call)
-                if len(answer.results) != len(call.requests):
-                    found, wanted = len(answer.results), len(call.requests)
+                yield answers
+                found, wanted = len(answers[0].results), len(call.requests)
+                if found != wanted:
                     raise BackendFailure(f"{found} results for {wanted} requests")
         except BaseException:
             stats.unanswered(number)
             raise
-        stats.answered(number, _now_s(), answer.cost)
-        return answer
+        stats.answered(number, _now_s(), answers[0].cost)
 
     async def _is_slow(self, call: asyncio.Future[RewardAnswer]) -> bool:
         """Wait until a call is slow and may be made again (True), or has ended (False)."""

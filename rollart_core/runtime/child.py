@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import sys
-from typing import NoReturn
-from rollart_core.errors import RollartError, described, is_from_outside
-from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
-import asyncio
-import contextlib
 import ctypes
 import importlib
 import inspect
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
-from rollart_core.errors import RollartError, contained, described
-from rollart_core.rollout.loop import run_exit_functions
+from typing import Any, NoReturn, cast
 
+from rollart_core.errors import RollartError, contained, described, is_from_outside
+from rollart_core.rollout.loop import run_exit_functions
+from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
 
 _PR_SET_PDEATHSIG = 1
 

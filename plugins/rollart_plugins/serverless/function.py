@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -88,19 +88,12 @@ class RewardFunction:
         began = time.perf_counter()
         ids, results = self._kept.get(call.key, ((), ()))
         if ids != call.ids:
-            results = await self._results(call)
+            scores = self._scores(call)
+            found = await self._threads.run_all(scores, call.deadline_s) if scores else []
+            results = self._outcomes(call, found)
         self._keep(call, results)
         run_s, num_hung = time.perf_counter() - began, self._threads.num_hung
         return wire.answer_bytes(WireAnswer(call.key, call.ids, results, run_s, cold, num_hung))
-
-    async def reply(self, body: bytes) -> bytes:
-        """Answer a call, or say that it is refused; for callers that take bytes alone."""
-        try:
-            return await self.answer(body)
-        except Refused as e:
-            return e.body()
-        except Exception as e:
-            return Refused("internal", described(e)).body()
 
     async def close(self) -> None:
         """Let go of its threads, and close the reward; may be called twice."""
@@ -126,23 +119,27 @@ class RewardFunction:
                 "deploy it with those of the run's config",
             )
 
-    async def _results(self, call: WireCall) -> tuple[Outcome, ...]:
-        if not call.requests:
-            return ()
+    def _scores(self, call: WireCall) -> list[Callable[[], tuple[Outcome, ...]]]:
+        """Return what scores a call, to run side by side in threads: a group is scored whole."""
         if isinstance(self._reward, GroupReward):
             whole = partial(self._scored_group, self._reward, call.requests)
-            (outcomes,) = await self._threads.run_all([whole], call.deadline_s)
-            return outcomes or (_late(call.deadline_s),) * len(call.requests)
-        each = [partial(self._scored, self._reward, request) for request in call.requests]
-        found = await self._threads.run_all(each, call.deadline_s)
-        return tuple(outcome or _late(call.deadline_s) for outcome in found)
+            return [whole] if call.requests else []
+        return [partial(self._scored, self._reward, request) for request in call.requests]
 
-    def _scored(self, reward: Reward, request: RewardRequest) -> Outcome:
+    def _outcomes(
+        self, call: WireCall, found: Sequence[tuple[Outcome, ...] | None]
+    ) -> tuple[Outcome, ...]:
+        """Return an outcome for each request; those not found in time are late."""
+        num_late = len(call.requests) if isinstance(self._reward, GroupReward) else 1
+        late = (_late(call.deadline_s),) * num_late
+        return tuple(outcome for outcomes in found for outcome in outcomes or late)
+
+    def _scored(self, reward: Reward, request: RewardRequest) -> tuple[Outcome]:
         """Score one request, in a thread."""
         try:
-            return self._checked(reward.score(request))
+            return (self._checked(reward.score(request)),)
         except BaseException as e:  # a reward that wants to end the process is a failed one
-            return _failure_of(e)
+            return (_failure_of(e),)
 
     def _scored_group(
         self, reward: GroupReward, requests: tuple[RewardRequest, ...]

@@ -32,7 +32,7 @@ from rollart_core.runtime.worker import Worker
 from rollart_plugins.serverless.config import PoolConfig
 from rollart_plugins.serverless.remote import RemoteBackend, Sent
 from rollart_plugins.serverless.sandbox_worker import SandboxWorker
-from rollart_plugins.serverless.wire import WireAnswer
+from rollart_plugins.serverless.wire import Refused, WireAnswer
 
 if TYPE_CHECKING:
     from rollart_sandboxes.pool.source import SandboxSource
@@ -90,29 +90,25 @@ class PoolWorker:
         if not self._process.alive:
             raise WorkerDied(await exit_reason(self._process))
 
-    async def ask(self, body: bytes, *, weight: int, deadline_s: float) -> bytes:
-        """Return its answer to a call.
+    def ask(self, body: bytes, *, weight: int, deadline_s: float) -> asyncio.Future[bytes]:
+        """Return the future of its answer to a call: BackendFailure when it is gone.
 
         Args:
             body: The call.
             weight: Requests in it, counted in ``num_busy`` already.
             deadline_s: Seconds after which a worker that has not answered is past help.
-
-        Raises:
-            BackendFailure: When it is gone.
         """
         loop = asyncio.get_running_loop()
         self._stop_watching()
         due_s = loop.time() + deadline_s
-        call = loop.create_task(self._call(body, weight, due_s))
+        timer = loop.call_at(due_s + _GRACE_S, self._overdue)
+        answer: asyncio.Future[bytes] = loop.create_future()
+        answer.add_done_callback(partial(self._given_up, due_s=due_s))
+        # A task of its own: the worker goes on with what is given up.
+        call = loop.create_task(self._process.call("answer", body))
         self._calls.add(call)
-        call.add_done_callback(self._ended)
-        try:
-            return await asyncio.shield(call)  # the worker goes on with what is given up
-        except asyncio.CancelledError:
-            # It was to answer before: whoever asks next should not wait for it too.
-            self.retired = self.retired or loop.time() > due_s - _CLOSE_S
-            raise
+        call.add_done_callback(partial(self._ended, answer=answer, weight=weight, timer=timer))
+        return answer
 
     def watch_idle(self, idle_s: float, end: Callable[[], None]) -> None:
         """Call ``end`` if nothing is asked for so long."""
@@ -131,25 +127,41 @@ class PoolWorker:
             await shut_down(self._process, "close")  # with what its reward has open
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _call(self, body: bytes, weight: int, due_s: float) -> bytes:
-        try:
-            async with asyncio.timeout_at(due_s + _GRACE_S):
-                answer: bytes = await self._process.call("reply", body)
-        except TimeoutError as e:
-            self._why_ended = "the worker hung past the deadline of a call, and was killed"
-            self._lost(self)
-            raise BackendFailure(self._why_ended) from e
-        except WorkerDied as e:
-            raise BackendFailure(self._why_ended or first_line(str(e))) from e
-        finally:
-            self.num_busy -= weight
-            self._settle(self)
-        return answer
+    def _overdue(self) -> None:
+        """Let a worker go that is past the deadline of a call: what it was asked fails."""
+        self._why_ended = "the worker hung past the deadline of a call, and was killed"
+        self._lost(self)
 
-    def _ended(self, call: asyncio.Task[bytes]) -> None:
+    def _ended(
+        self,
+        call: asyncio.Task[bytes],
+        *,
+        answer: asyncio.Future[bytes],
+        weight: int,
+        timer: asyncio.TimerHandle,
+    ) -> None:
+        """Take what a call came to; whoever asked may have gone."""
+        timer.cancel()
         self._calls.discard(call)
-        if not call.cancelled():
-            call.exception()  # whoever asked may have gone
+        self.num_busy -= weight
+        error = BackendFailure(self._why_ended) if call.cancelled() else call.exception()
+        if answer.done():
+            pass
+        elif isinstance(error, WorkerDied):
+            answer.set_exception(BackendFailure(self._why_ended or first_line(str(error))))
+        elif isinstance(error, Refused):
+            answer.set_result(error.body())
+        elif error is not None:
+            answer.set_result(Refused("internal", described(error)).body())
+        else:
+            answer.set_result(call.result())
+        self._settle(self)
+
+    def _given_up(self, answer: asyncio.Future[bytes], *, due_s: float) -> None:
+        """Retire a worker that was to answer by now: whoever asks next should not wait for it."""
+        if answer.cancelled():
+            is_late = asyncio.get_running_loop().time() > due_s - _CLOSE_S
+            self.retired = self.retired or is_late
 
     def _look(self, end: Callable[[], None]) -> None:
         if not self.num_busy:

@@ -2,7 +2,7 @@
 
     in     NUMBER METHOD BODY       and out    NUMBER ANSWER, in any order
     0      build {"reward_id": ID, "options": {...}, "num_threads": n} -> nothing, or why not
-    n      reply CALL               -> the answer, or a refusal, of the wire
+    n      answer CALL              -> the answer, or a refusal, of the wire
     n      close                    -> nothing
 
 What comes out of a sandbox is read as JSON: a worker outside of one is a process of the run
@@ -37,6 +37,7 @@ from rollart_core.rollout import loop as sandboxes
 from rollart_core.runtime.child import leave
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
+from rollart_plugins.serverless.wire import Refused
 
 if TYPE_CHECKING:
     from rollart_sandboxes.pool.source import SandboxSource
@@ -229,10 +230,15 @@ class _Server:
     async def _called(self, method: bytes, body: bytes) -> bytes:
         if self._function is None:
             return self._build(body)
-        if method == b"reply":
-            return await self._function.reply(body)
-        await self._function.close()
-        return b""
+        if method == b"close":
+            await self._function.close()
+            return b""
+        try:
+            return await self._function.answer(body)
+        except Refused as e:
+            return e.body()
+        except Exception as e:
+            return Refused("internal", described(e)).body()
 
     def _build(self, body: bytes) -> bytes:
         """Build the reward function; return why not."""
