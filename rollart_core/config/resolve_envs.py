@@ -22,7 +22,7 @@ from rollart_core.config.run import Deadlines, RunConfig
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_core.config.training import Shaping
-from rollart_core.config.validation.consistency import deadline_problems, without_effect
+from rollart_core.config.validation.consistency import OWN_KEYS, deadline_problems, without_effect
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.contracts.env import EnvSpec
@@ -31,14 +31,6 @@ from rollart_core.errors import UserError, did_you_mean
 from rollart_core.plugins import registry
 
 ENTRY_KEYS = ("name", "weight", "run")
-_SPLITS = (
-    ("split", ("rollout", "split")),
-    ("evaluation_split", ("evaluation", "split")),
-    ("check_split", ("warm_start", "check_split")),
-    ("validation_split", ("evaluation", "validation_split")),
-)
-"""Each split of :class:`EnvRun`, and the key of the run it replaces."""
-
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 _WAIT_SHARE: Final = 0.8
@@ -312,15 +304,14 @@ def _deadline_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Itera
 
 
 def _split_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable[Problem]:
-    wanted, of_run = _splits(config, one), dict(_SPLITS)
-    for key, split in wanted.items():
+    for key, split in _splits(config, one).items():
         if split in spec.splits:
             continue
         message = no_split(spec, split)
         if not isinstance(one.ref, EnvEntry):
-            yield Problem(of_run[key], message)
+            yield Problem(OWN_KEYS[key], message)
         elif getattr(one.run, key) is None:
-            where = ".".join(of_run[key])
+            where = ".".join(OWN_KEYS[key])
             yield Problem((*one.key, "run", key), f"is {where} unless set, and {message}")
         else:
             yield Problem((*one.key, "run", key), message)

@@ -42,16 +42,16 @@ _NESTS = (
 )
 """Each pair: the first must be shorter than the second."""
 
-_OWN = (
-    ("split", "rollout", "split"),
-    ("max_turns", "rollout", "max_turns"),
-    ("evaluation_split", "evaluation", "split"),
-    ("check_split", "warm_start", "check_split"),
-    ("validation_split", "evaluation", "validation_split"),
-    ("reset_s", "deadlines", "reset_s"),
-    ("step_s", "deadlines", "step_s"),
-)
-"""Each key of ``EnvRun``, and the section and key of the run that it replaces."""
+OWN_KEYS: Mapping[str, tuple[str, str]] = {
+    "split": ("rollout", "split"),
+    "max_turns": ("rollout", "max_turns"),
+    "evaluation_split": ("evaluation", "split"),
+    "check_split": ("warm_start", "check_split"),
+    "validation_split": ("evaluation", "validation_split"),
+    "reset_s": ("deadlines", "reset_s"),
+    "step_s": ("deadlines", "step_s"),
+}
+"""Key of ``EnvRun`` -> the section and key of the run that it replaces."""
 
 
 def consistency_problems(config: RunConfig) -> list[Problem]:
@@ -148,7 +148,7 @@ def replaced_everywhere(config: RunConfig) -> list[tuple[str, str]]:
     listed = entries(config)
     return [
         (section, key)
-        for own, section, key in _OWN
+        for own, (section, key) in OWN_KEYS.items()
         if listed
         and all(getattr(entry.run, own) is not None for entry in listed)
         and getattr(config, section) is not None
@@ -393,28 +393,24 @@ def _value_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _overlaps(config: RunConfig) -> Iterator[Problem]:
-    splits = {
-        "split": ("rollout.split", config.rollout.split),
-        "evaluation_split": ("evaluation.split", config.evaluation.split),
-    }
-    if config.warm_start is not None:
-        splits["check_split"] = ("warm_start.check_split", config.warm_start.check_split)
     asked = config.evaluation.validation_split
     listed = _runs(config)
-    if not listed and (key := _taken(asked, splits, EnvRun())):
+    if not listed and (key := _taken(asked, config, EnvRun())):
         yield Problem(("evaluation", "validation_split"), _overlap(asked, key))
     for path, run in listed:
-        if key := _taken(run.validation_split or asked, splits, run):
+        if key := _taken(run.validation_split or asked, config, run):
             where = path if run.validation_split else ("evaluation",)
             message = _overlap(run.validation_split or asked, f"{key} of env.{path[1]}")
             yield Problem((*where, "validation_split"), message)
 
 
-def _taken(asked: str | None, splits: Mapping[str, tuple[str, str]], run: EnvRun) -> str:
+def _taken(asked: str | None, config: RunConfig, run: EnvRun) -> str:
     """Return the key that names the split already; empty when none does."""
-    for own, (key, split) in splits.items():
-        if asked is not None and (getattr(run, own) or split) == asked:
-            return key
+    for own in ("split", "evaluation_split", "check_split"):
+        section, key = OWN_KEYS[own]
+        of_run = getattr(config, section)
+        if asked and of_run and (getattr(run, own) or getattr(of_run, key)) == asked:
+            return f"{section}.{key}"
     return ""
 
 
