@@ -89,6 +89,7 @@ def exported(run_dir: Path, out: Path) -> list[dict[str, Any]]:
 TRAINED_BATCHES = """SELECT batch, group_ids, ticket_ids, life FROM batches
                      WHERE state = 'trained' ORDER BY batch"""
 WENT_BACK = "SELECT policy_version, payload FROM events WHERE kind = 'rolled_back'"
+DISPATCHED = "SELECT COUNT(*) FROM events WHERE kind = 'dispatched'"
 TRAINED = "SELECT ticket_id FROM tickets WHERE state = 'trained'"
 TRAJECTORIES = """SELECT ticket_id, attempt, status, reward, num_tokens, oldest_version
                   FROM trajectories WHERE status != 'failed' ORDER BY 1"""
@@ -101,6 +102,7 @@ def test_its_journal_is_audited(name: str, run_dir: Path) -> None:
     assert (account["ok"], account["violations"]) == (True, [])
     assert account["trained"] == tickets["trained"] == RUNS[name].trained * PER_BATCH
     assert account["batches"] == RUNS[name].trained
+    assert [(account["attempts"],)] == rows(run_dir, DISPATCHED)
     assert account["num_tickets"] == sum(tickets.values())
     assert bool(account["ended"]) is not RUNS[name].killed
     assert sum(account["aborted"].values()) == tickets.get("aborted", 0)
