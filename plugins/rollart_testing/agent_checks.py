@@ -3,8 +3,8 @@
 Takes: an id, a task, or something that makes one, and its spec. Gives: check results. Never: needs
 a model or the gateway: an endpoint of the standard library answers in its place.
 
-The same names as for environments with steps mean the same here; where those ask ``oracle()``,
-these ask ``solve()``.
+Here are the checks of a program; the others are those of environments with steps, too, where
+``solve()`` takes the place of ``oracle()``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,39 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.plugins import registry
-from rollart_testing import agent_running, agent_semantics, split_checks
 from rollart_testing.agent_play import (
+    AgentEpisode,
     AgentSubject,
-    difference,
-    garbage_answer,
+    calls_of,
+    cancelled,
     plain_answer,
-    play_agent,
     prepare,
     run,
 )
 from rollart_testing.endpoint import ScriptedEndpoint
-from rollart_testing.env_checks import check_corpus, check_make
-from rollart_testing.play import Player
-from rollart_testing.results import CheckCourse, CheckResult, SkipCheck, expect, run_checks
+from rollart_testing.play import GARBAGE, GOOD, Player, Policy
+from rollart_testing.results import CheckCourse, CheckResult, expect, run_checks
+from rollart_testing.runtime_checks import (
+    check_close,
+    check_corpus,
+    check_global_random_state,
+    check_interleaved,
+    check_make,
+    check_nothing_left_open,
+    check_same_episode,
+    check_tasks,
+    check_timeouts,
+)
+from rollart_testing.sandbox_checks import check_no_sandbox_left, check_sandbox_hides_secrets
+from rollart_testing.semantic_checks import (
+    check_noop,
+    check_oracle,
+    check_random,
+    check_reward_range,
+    check_same_verdict,
+    check_secrets,
+)
+from rollart_testing.split_checks import check_splits
 
 if TYPE_CHECKING:
     from rollart_core.contracts.agent import AgentTask
@@ -92,7 +111,7 @@ def check_run(subject: AgentSubject) -> str | None:
         await prepare(player, {}, subject.seed)
         return await run(subject, player, server)
 
-    wanted = subject.max_requests
+    wanted = subject.max_turns
     with subject.open() as player, ScriptedEndpoint(plain_answer, max_requests=wanted) as server:
         error = asyncio.run(prepare_and_run(player, server))
     expect(not server.strangers, f"its endpoint was sent {', '.join(server.strangers[:2])}")
@@ -104,47 +123,44 @@ def check_run(subject: AgentSubject) -> str | None:
 def check_finish(subject: AgentSubject) -> None:
     """``finish`` answers an AgentResult, finite and of the right kinds."""
     with subject.open() as player:
-        play_agent(subject, player, plain_answer, {})
+        subject.play(player, GOOD, {})
 
 
-def check_tasks(subject: AgentSubject) -> None:
-    """Each split has tasks, in clusters or not, and a task begins alike each time."""
+def check_refused(subject: AgentSubject) -> None:
+    """Once its requests are refused, the program ends, and what it has left can be judged."""
     with subject.open() as player:
-        expect(subject.spec.splits, "the spec names no splits")
-        for split in subject.spec.splits:
-            player.task_clusters(split)
-        for options in subject.tasks(player):
-            first = asyncio.run(prepare(player, options, subject.seed))
-            again = asyncio.run(prepare(player, options, subject.seed))
-            same = first.prompt == again.prompt or not subject.spec.deterministic
-            expect(same, f"prepare({options}) asks something else the second time")
+        for answers in (0, 1):
+            subject.play(player, GOOD, {}, max_turns=answers)
 
 
-def check_same_episode(subject: AgentSubject) -> None:
-    """The same seed, options and answers give the same requests and verdict on a fresh task."""
-    if not subject.spec.deterministic:
-        raise SkipCheck("its spec says that it is not deterministic")
-    for answer in (plain_answer, garbage_answer):
-        for options in ({}, {"split": subject.spec.splits[0], "task": 0}):
-            with subject.open() as player:
-                first = play_agent(subject, player, answer, options)
-            with subject.open() as player:
-                second = play_agent(subject, player, answer, options)
-            found = difference(first, second)
-            expect(found is None, f"{options or 'no options'}: {found}")
+def check_cancelled(subject: AgentSubject) -> str:
+    """A program that waits for an answer ends soon after ``run`` is cancelled."""
+    took_s = cancelled(subject)
+    limit_s = subject.spec.timeouts.close_s
+    expect(
+        took_s <= limit_s,
+        f"its program goes on for {took_s:.2g} s after run was cancelled and its endpoint gone; "
+        f"the close_s of its spec allows {limit_s:g} s",
+    )
+    return f"after {took_s:.2g} s"
 
 
-def check_close(subject: AgentSubject) -> None:
-    """``close`` may be called twice, before and after an episode."""
-    if subject.given is not None:
-        subject.given.close()
-        subject.given.close()
-        return
-    with subject.open() as fresh:
-        fresh.close()  # before any prepare, and once more when the block ends
+def check_malformed(subject: AgentSubject) -> None:
+    """A program takes whatever a policy answers: nonsense, nothing, calls that make no sense."""
     with subject.open() as player:
-        asyncio.run(prepare(player, {}, subject.seed))
-        player.close()
+        for first in range(len(GARBAGE)):
+            played = subject.play(player, Policy("malformed", first), {})
+            _expect_no_fault(played, "malformed")
+        played = subject.play(player, Policy("edge", 0), {})
+        _expect_no_fault(played, "fitting")
+        most = max((len(calls_of(asked)) for asked in played.asked), default=0)
+        for first in subject.paced(range(len(played.asked), most, subject.max_turns), least=0):
+            _expect_no_fault(subject.play(player, Policy("edge", first), {}), "fitting")
+
+
+def _expect_no_fault(played: AgentEpisode, what: str) -> None:
+    after = f"after {played.num_turns} {what} answers"
+    expect(not played.fault, f"{after} run raised {played.fault}")
 
 
 AGENT_BASIC: Final = ("make", "prepare", "run", "finish")
@@ -159,23 +175,23 @@ AGENT_CHECKS: Final[Mapping[str, Check]] = {
     "finish": check_finish,
     "tasks": check_tasks,
     "same_seed_same_episode": check_same_episode,
-    "global_random_state": agent_running.check_global_random_state,
-    "interleaved_instances": agent_running.check_interleaved,
-    "refused_requests": agent_running.check_refused,
-    "ends_when_cancelled": agent_running.check_cancelled,
+    "global_random_state": check_global_random_state,
+    "interleaved_instances": check_interleaved,
+    "refused_requests": check_refused,
+    "ends_when_cancelled": check_cancelled,
     "corpus": check_corpus,
-    "nothing_left_open": agent_running.check_nothing_left_open,
-    "no_box_left": agent_running.check_no_sandbox_left,
-    "splits_differ": split_checks.check_agent_splits,
-    "oracle_reaches_the_top": agent_semantics.check_solution,
-    "noop_stays_at_the_floor": agent_semantics.check_noop,
-    "random_stays_below_the_oracle": agent_semantics.check_random,
-    "same_verdict_twice": agent_semantics.check_same_verdict,
-    "secrets_are_hidden": agent_semantics.check_secrets,
-    "box_hides_secrets": agent_semantics.check_sandbox_hides_secrets,
-    "malformed_actions": agent_semantics.check_malformed,
-    "reward_in_range": agent_semantics.check_reward_range,
-    "within_timeouts": agent_running.check_timeouts,
+    "nothing_left_open": check_nothing_left_open,
+    "no_box_left": check_no_sandbox_left,
+    "splits_differ": check_splits,
+    "oracle_reaches_the_top": check_oracle,
+    "noop_stays_at_the_floor": check_noop,
+    "random_stays_below_the_oracle": check_random,
+    "same_verdict_twice": check_same_verdict,
+    "secrets_are_hidden": check_secrets,
+    "box_hides_secrets": check_sandbox_hides_secrets,
+    "malformed_actions": check_malformed,
+    "reward_in_range": check_reward_range,
+    "within_timeouts": check_timeouts,
     "close_twice": check_close,
 }
 """Every check that one process can do, in the order in which they run."""

@@ -1,8 +1,7 @@
 """Episodes of agent tasks as the checks play them: a function is the policy, every call is timed.
 
-Takes: a player of an agent task, and what its policy answers. Gives: what was asked, what came of
-it, and how the program ended. Never: judges more than the form of an answer, or leaves a program
-running.
+Takes: a subject, a policy and a task. Gives: what was asked, what came of it, and how the program
+ended. Never: judges more than the form of an answer, or leaves a program or an endpoint running.
 """
 
 from __future__ import annotations
@@ -10,115 +9,288 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
 from rollart_core.contracts.agent import AgentResult, AgentStart, Recorded
-from rollart_core.contracts.env import EnvSpec, Timeouts
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.rollout.tools.action import Call
 from rollart_core.rollout.tools.draw import drawn_call, edge_calls
-from rollart_core.types import Message, ToolSpec
-from rollart_testing.answers import plain
+from rollart_core.types import Message, Observation, ToolSpec
+from rollart_testing.answers import plain, texts_of
 from rollart_testing.endpoint import Answer, Json, RecordedRequest, ScriptedEndpoint, call_tool
-from rollart_testing.play import GARBAGE, Options, Player, Subject
+from rollart_testing.play import (
+    EXPERT,
+    GARBAGE,
+    GOOD,
+    MALFORMED,
+    NOOP,
+    PROBES,
+    Episode,
+    Options,
+    Player,
+    Policy,
+    Subject,
+    View,
+)
 from rollart_testing.results import CheckFailed, expect, raised
 
 MAX_REQUESTS: Final = 12
 """Answers an episode of a check gives at most; then its budget is spent."""
-_NEVER_SAID = EnvSpec(id="unregistered/Agent-v0", entry_point="unregistered:Agent", kind="agent")
+NUM_INSTANCES: Final = 8
+_BARRIER_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEpisode(Episode):
+    """What a program asked, and what came of it."""
+
+    acts: ClassVar[str] = "answers"
+    max_chars: ClassVar[int] = 80
+
+    start: AgentStart
+    asked: Sequence[RecordedRequest]
+    result: AgentResult
+    strangers: Sequence[str] = ()
+
+    @property
+    def verdict(self) -> dict[str, object]:
+        """The result."""
+        whole = replace(self.result, components=dict(self.result.components))
+        values = {name: getattr(whole, name) for name in whole.__slots__}
+        return cast("dict[str, object]", plain(values))
+
+    def pages(self) -> Iterator[tuple[str, Any]]:
+        """Yield the prompt, and all that was asked."""
+        yield "the prompt is another:", self.start.prompt
+        yield "the info of prepare is another:", plain(dict(self.start.info))
+        for n, asked in enumerate(self.asked, start=1):
+            yield (
+                f"request {n} is another:",
+                [plain(list(p)) for p in (asked.messages, asked.tools)],
+            )
+
+    def tells(self) -> list[Any]:
+        """Return what was shown, and the verdict."""
+        return [[page for _, page in self.pages()], self.verdict]
+
+    def notes(self) -> list[dict[str, Any]]:
+        """Return each thing that was shown, and the verdict."""
+        return [*({"request": page} for _, page in self.pages()), {"verdict": self.verdict}]
 
 
 class AgentSubject(Subject):
-    """The agent task under check: how to open it, and what it says of itself.
+    """An agent task under check, or what makes one.
 
     Args:
-        task: A class or function that makes a fresh one, or one task, which stays open.
+        made: A class or function that makes a fresh one, or one task, which stays open.
         spec: What it says of itself; None: the defaults.
         run_s: Seconds for the program of one episode.
         others: As for :class:`~rollart_testing.play.Subject`.
     """
 
+    default_spec = EnvSpec(
+        id="unregistered/Agent-v0", entry_point="unregistered:Agent", kind="agent"
+    )
+    expert, advice = "solve", ""
+    telling = (GOOD,)
+    few_turns = 1
+    num_warm_ups, num_rounds, rounds = 1, 3, "3 whole and as many cancelled episodes"
+    noun, begin_call, good_acts = "task", "prepare", "plain answers"
+    returns, its_expert = "reward", "its solve()"
+    no_secrets, no_sandbox = "it has no secrets()", "it has no box"
+
     def __init__(
-        self, task: Any, spec: EnvSpec | None = None, *, run_s: float = 60.0, **others: Any
+        self, made: object, spec: EnvSpec | None = None, *, run_s: float = 60.0, **others: Any
     ) -> None:
-        super().__init__(task, spec or _NEVER_SAID, **others)
+        super().__init__(made, spec, **others)
         self.run_s = run_s
 
     @property
-    def max_requests(self) -> int:
+    def max_turns(self) -> int:
         """Answers that an episode gets before its budget is spent."""
         return max(2, min(self.spec.max_turns, MAX_REQUESTS))
 
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """One episode."""
-
-    start: AgentStart
-    asked: tuple[RecordedRequest, ...]
-    result: AgentResult
-    error: str = ""
-    """What ``run`` raised; empty when it returned."""
-    num_refused: int = 0
-    strangers: tuple[str, ...] = ()
-
     @property
-    def seen(self) -> list[Any]:
-        """What the policy was shown, as plain values: the prompt and all that was asked."""
-        asked = [[plain(list(a.messages)), plain(list(a.tools))] for a in self.asked]
-        return [self.start.prompt, plain(dict(self.start.info)), *asked]
+    def limits_s(self) -> dict[str, float]:
+        """The seconds that the spec gives to each call."""
+        timeouts = self.spec.timeouts
+        return {"prepare": timeouts.reset_s, "finish": timeouts.step_s, "close": timeouts.close_s}
 
-    @property
-    def fault(self) -> str:
-        """What ``run`` raised, unless its budget was spent: then it may end as it likes."""
-        return "" if self.num_refused else self.error
+    def begin(
+        self, player: Player, options: Options | None = None, seed: int | None = None
+    ) -> Observation:
+        """Begin an episode, and return its prompt."""
+        at = self.seed if seed is None else seed
+        return asyncio.run(prepare(player, options or {}, at)).prompt
 
-    @property
-    def verdict(self) -> dict[str, object]:
-        """What came of it."""
-        return cast("dict[str, object]", plain(_result_values(self.result)))
+    def play(
+        self,
+        player: Player,
+        policy: Policy,
+        options: Options,
+        *,
+        seed: int | None = None,
+        max_turns: int | None = None,
+    ) -> AgentEpisode:
+        """Play one episode on a loop of its own; the expert asks nothing."""
+        at = self.seed if seed is None else seed
+        if policy is EXPERT:
+            return asyncio.run(_solved(player, options, at))
+        most = self.max_turns if max_turns is None else min(max_turns, self.max_turns)
+        with ScriptedEndpoint(answering(policy), max_requests=most) as server:
+            return asyncio.run(episode(self, player, server, policy, options, at))
 
+    def verdict_again(self, player: Player, episode: AgentEpisode) -> str | None:
+        """Give the same answers again; return where the two part."""
+        again = self.play(player, episode.policy, episode.options, seed=episode.seed)
+        if episode.policy is not EXPERT:
+            return episode.difference(again)
+        one, two = (episode.earned, episode.success), (again.earned, again.success)
+        return None if one == two else f"its solve() earned {one}, and then {two}"
 
-def play_agent(
-    subject: AgentSubject,
-    player: Player,
-    answer: Answer,
-    options: Options,
-    *,
-    seed: int | None = None,
-    max_requests: int | None = None,
-) -> Played:
-    """Play one episode on a loop of its own.
+    def players(self, player: Player) -> Iterator[Policy]:
+        """Yield who plays where verdicts and returns are looked at."""
+        yield from (GOOD, Policy("random", "verdict"), MALFORMED)
+        if player.has(self.expert):
+            yield EXPERT
 
-    Args:
-        subject: Whose limits hold.
-        player: Of the task.
-        answer: The policy.
-        options: ``task`` and ``split``, or neither.
-        seed: Of the episode; None: the subject's.
-        max_requests: Answers before the rest is refused; None: the subject's.
-    """
-    wanted = subject.max_requests if max_requests is None else max_requests
-    at = subject.seed if seed is None else seed
-    with ScriptedEndpoint(answer, max_requests=wanted) as server:
-        return asyncio.run(episode(subject, player, server, options, at))
+    def random_players(self, player: Player) -> Iterator[tuple[Literal["random", "calls"], str]]:
+        """Yield random answers, which call tools as well."""
+        yield "random", "answers"
+
+    def play_varied(self, player: Player) -> None:
+        """Play with another seed."""
+        self.play(player, GOOD, {}, seed=self.seed + 1)
+
+    def instances(self) -> Iterator[tuple[Policy, int]]:
+        """Yield policy and seed of as many as the budget allows."""
+        for n in self.paced(range(NUM_INSTANCES), least=2):
+            yield Policy("random", n), self.seed
+
+    def play_together(self, alone: Sequence[AgentEpisode]) -> list[AgentEpisode]:
+        """Play all at once; none gets its first answer before all have asked."""
+        barrier = threading.Barrier(len(alone))
+
+        def after_all(answer: Answer) -> Answer:
+            def wait(asked: RecordedRequest) -> str | Json:
+                if asked.turn == 0:
+                    with suppress(threading.BrokenBarrierError):
+                        barrier.wait(_BARRIER_S)
+                return answer(asked)
+
+            return wait
+
+        def played(player: Player, server: ScriptedEndpoint, one: AgentEpisode) -> AgentEpisode:
+            return asyncio.run(episode(self, player, server, one.policy, one.options, one.seed))
+
+        with ExitStack() as stack:
+            players: list[Player] = []
+            for _ in alone:
+                players.append(self.fresh())
+                stack.callback(players[-1].close)
+            servers = [
+                ScriptedEndpoint(after_all(answering(one.policy)), max_requests=self.max_turns)
+                for one in alone
+            ]
+            for server in servers:
+                stack.enter_context(server)
+            # A thread and a loop for each, as the engine has them.
+            with ThreadPoolExecutor(len(alone)) as threads:
+                together = list(threads.map(played, players, servers, alone))
+        for n, (one, other) in enumerate(zip(alone, together, strict=True)):
+            where = f"episode {n} of {len(alone)}"
+            expect(not other.strangers, f"{where} was sent {', '.join(other.strangers[:2])}")
+            expect(one.fault == other.fault, f"{where}: run raised {other.fault or 'nothing'}")
+        return together
+
+    def fewer(self, num_played: int, slowest_s: float) -> str | None:
+        """Return why fewer were played beside each other than wanted; None when all were."""
+        return (
+            None if num_played == NUM_INSTANCES else f"{num_played} instances, for they take long"
+        )
+
+    def open_and_close(self) -> None:
+        """Play an episode whose budget is spent and one that is cancelled, on a fresh task each."""
+        if self.given is not None:
+            self.fresh()  # which says why not
+        with self.open() as player:
+            self.play(player, GOOD, {}, max_turns=2)
+        cancelled(self)
+
+    def views(self, player: Player, tasks: Iterable[Options]) -> Iterator[View]:
+        """Yield all that the program of an episode shows to what answers it."""
+        ways = (MALFORMED, Policy("probe"), Policy("random", "secrets"), Policy("edge"))
+        for options in tasks:
+            for policy in ways:
+                yield _view(self.play(player, policy, options))
+
+    def early_pages(self, player: Player, options: Options) -> Iterator[tuple[str, Observation]]:
+        """Yield the prompt: then the program begins."""
+        yield str(options), self.begin(player, options)
 
 
 async def episode(
-    subject: AgentSubject, player: Player, server: ScriptedEndpoint, options: Options, seed: int
-) -> Played:
+    subject: AgentSubject,
+    player: Player,
+    server: ScriptedEndpoint,
+    policy: Policy,
+    options: Options,
+    seed: int,
+) -> AgentEpisode:
     """Prepare, run and finish."""
     start = await prepare(player, options, seed)
     error = await run(subject, player, server)
     recorded = Recorded(_as_messages(server), len(server.asked), server.num_refused > 0)
-    result = await finish(player, recorded)
-    return Played(
-        start, tuple(server.asked), result, error, server.num_refused, tuple(server.strangers)
+    return AgentEpisode(
+        policy=policy,
+        options=options,
+        seed=seed,
+        # Whose budget is spent may end as it likes.
+        fault="" if server.num_refused else error,
+        num_turns=len(server.asked),
+        infos=[start.info],
+        start=start,
+        asked=tuple(server.asked),
+        strangers=tuple(server.strangers),
+        **_judged(await finish(player, recorded)),
     )
+
+
+async def _solved(player: Player, options: Options, seed: int) -> AgentEpisode:
+    """Let the expert do the task."""
+    start = await prepare(player, options, seed)
+    with player.during("solve"):
+        await player.env.solve()
+    return AgentEpisode(
+        policy=EXPERT,
+        options=options,
+        seed=seed,
+        num_turns=0,
+        infos=[start.info],
+        start=start,
+        asked=(),
+        **_judged(await finish(player, Recorded())),
+    )
+
+
+def _view(played: AgentEpisode) -> View:
+    places = [("the prompt", played.start.prompt), *texts_of("info", dict(played.start.info))]
+    for n, asked in enumerate(played.asked):
+        places += texts_of(f"request {n}", [*asked.messages, *asked.tools])
+    return View(str(played.options), places, [str(asked.answer) for asked in played.asked])
+
+
+def _judged(result: AgentResult) -> dict[str, Any]:
+    return {"result": result, "earned": float(result.reward), "success": result.success}
 
 
 async def prepare(player: Player, options: Options, seed: int) -> AgentStart:
@@ -170,17 +342,50 @@ async def finish(player: Player, recorded: Recorded) -> AgentResult:
     return result
 
 
-def difference(one: Played, two: Played) -> str | None:
-    """Return where two episodes part and in what; None when they are alike."""
-    for n, (a, b) in enumerate(zip(one.seen, two.seen, strict=False)):
-        if a != b:
-            where = ("the prompt", "the info of prepare")[n] if n < 2 else f"request {n - 1}"
-            return f"{where} is another: {_short(a)} against {_short(b)}"
-    if len(one.asked) != len(two.asked):
-        return f"{len(one.asked)} requests, then {len(two.asked)}"
-    if one.verdict != two.verdict:
-        return f"{_short(one.verdict)}, and for the same answers {_short(two.verdict)}"
-    return None
+def cancelled(subject: AgentSubject) -> float:
+    """Cancel a program that waits for its first answer; return the seconds until it ended."""
+    asked, over = threading.Event(), threading.Event()
+
+    def answer(request: RecordedRequest) -> str:
+        asked.set()
+        over.wait(subject.run_s)
+        return ""
+
+    async def program(player: Player, server: ScriptedEndpoint) -> float:
+        await prepare(player, {}, subject.seed)
+        loop, running = asyncio.get_running_loop(), asyncio.current_task()
+        assert running is not None
+        began: list[float] = []
+
+        def cancel() -> None:
+            if asked.wait(subject.run_s) and not over.is_set():
+                began.append(time.monotonic())
+                server.stop_answering()
+                loop.call_soon_threadsafe(running.cancel)
+                over.set()  # the endpoint is gone: who blocks the loop is free again
+
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        try:
+            await player.env.run(server.endpoint)
+        except (Exception, asyncio.CancelledError):
+            running.uncancel()
+        ended = time.monotonic()
+        over.set()
+        asked.set()
+        canceller.join()
+        expect(began, "run ended before it asked anything")
+        return ended - began[0]
+
+    with subject.open() as player, ScriptedEndpoint(answer) as server:
+        return asyncio.run(program(player, server))
+
+
+def answering(policy: Policy) -> Answer:
+    """Return how a policy answers a program."""
+    if policy.way in _KEYED:
+        return _KEYED[policy.way](cast("Any", policy.key))
+    return _ANSWERS[policy.way]
 
 
 def noop_answer(asked: RecordedRequest) -> str:
@@ -209,9 +414,6 @@ def garbage_from(first: int) -> Answer:
         return GARBAGE[turn % len(GARBAGE)]
 
     return answer
-
-
-garbage_answer: Final = garbage_from(0)
 
 
 def random_answer(key: object) -> Answer:
@@ -256,15 +458,6 @@ def calls_of(asked: RecordedRequest) -> list[Call]:
         return []
 
 
-def limits_s(timeouts: Timeouts) -> dict[str, float]:
-    """Return the seconds that a spec gives to each call."""
-    return {
-        "prepare": timeouts.reset_s,
-        "finish": timeouts.step_s,
-        "close": timeouts.close_s,
-    }
-
-
 def _word(rng: random.Random, words: list[str]) -> str:
     if rng.random() < 0.5:
         return rng.choice(words).strip(".,:;!?'\"()`*")
@@ -280,15 +473,21 @@ def _as_messages(server: ScriptedEndpoint) -> tuple[Message, ...]:
     return tuple(cast("Message", message) for message in said)
 
 
-def _result_values(result: AgentResult) -> dict[str, Any]:
-    whole = replace(result, components=dict(result.components))
-    return {name: getattr(whole, name) for name in whole.__slots__}
-
-
 def _components(result: AgentResult) -> list[tuple[str, Any]]:
     return [(f"component {name!r}", value) for name, value in dict(result.components).items()]
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _probe(asked: RecordedRequest) -> str:
+    return PROBES[asked.turn % len(PROBES)]
+
+
+_ANSWERS: Final[dict[str, Answer]] = {
+    GOOD.way: plain_answer,
+    NOOP.way: noop_answer,
+    "probe": _probe,
+}
+_KEYED: Final[dict[str, Callable[[Any], Answer]]] = {
+    MALFORMED.way: garbage_from,
+    "random": random_answer,
+    "edge": edge_answer,
+}

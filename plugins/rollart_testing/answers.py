@@ -1,14 +1,14 @@
 """What an environment answers: its form, and whether two answers are alike.
 
 Takes: what ``reset`` and ``step`` returned. Gives: steps whose form was looked at, and what is
-different between two. Never: calls the environment.
+different between two steps. Never: calls the environment.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -34,26 +34,12 @@ class Step(NamedTuple):
         return self.terminated or self.truncated
 
 
-def total(steps: Sequence[Step]) -> float:
-    """Return the return of an episode: the sum of its rewards."""
-    return sum(step.reward for step in steps)
-
-
 def difference(one: Step, two: Step) -> str | None:
     """Return in what two steps differ, with both sides; None when in nothing."""
     for name, a, b in zip(Step._fields, one, two, strict=True):
         if plain(a) != plain(b):
-            return f"{name} {_short(a)} against {_short(b)}"
+            return f"{name} {shortened(plain(a), 60)} against {shortened(plain(b), 60)}"
     return None
-
-
-def first_difference(one: Sequence[Step], two: Sequence[Step]) -> str | None:
-    """Return where two episodes part and in what; None when they are alike."""
-    for turn, (a, b) in enumerate(zip(one, two, strict=False)):
-        found = difference(a, b)
-        if found:
-            return f"turn {turn}: {found}"
-    return None if len(one) == len(two) else f"{len(one) - 1} turns, then {len(two) - 1}"
 
 
 def plain(value: object) -> Any:
@@ -71,6 +57,19 @@ def plain(value: object) -> Any:
     if isinstance(value, set | frozenset):
         return sorted((plain(inner) for inner in value), key=repr)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def texts_of(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield every text and number of an info, with the path to it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{path} key", str(key)
+            yield from texts_of(f"{path}[{key!r}]", inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for n, inner in enumerate(value):
+            yield from texts_of(f"{path}[{n}]", inner)
+    elif value is not None and not isinstance(value, bool):
+        yield path, str(plain(value))
 
 
 def checked_reset(answer: object) -> Step:
@@ -141,6 +140,7 @@ def _kind(value: object) -> str:
     return f"{value!r}"[:60]
 
 
-def _short(value: object) -> str:
-    text = repr(plain(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+def shortened(value: object, most: int) -> str:
+    """Return a value as a reason shows it, in at most so many characters."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

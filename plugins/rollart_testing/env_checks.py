@@ -2,33 +2,50 @@
 
 Takes: an id, an environment, or something that makes one, and its spec. Gives: check results.
 Never: needs a model, a network or a process of its own; ``rollart check`` adds what needs those.
+Here are the checks of ``reset`` and ``step``; the others are those of agent tasks, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.plugins import registry
-from rollart_core.spaces import Text
-from rollart_testing import runtime_checks, semantic_checks, split_checks
-from rollart_testing import sandbox_checks as box_checks
-from rollart_testing.answers import checked_reset, checked_step, difference, first_difference
-from rollart_testing.play import (
-    Policy,
-    Subject,
-    garbage_action,
-    good_action,
-    play,
-)
+from rollart_testing.answers import checked_reset, checked_step, difference
+from rollart_testing.env_play import EnvSubject, good_action
+from rollart_testing.play import GARBAGE
 from rollart_testing.results import CheckCourse, CheckResult, SkipCheck, expect, run_checks
+from rollart_testing.runtime_checks import (
+    check_close,
+    check_corpus,
+    check_global_random_state,
+    check_interleaved,
+    check_make,
+    check_nothing_left_open,
+    check_same_episode,
+    check_tasks,
+    check_timeouts,
+)
+from rollart_testing.sandbox_checks import check_no_sandbox_left, check_sandbox_hides_secrets
+from rollart_testing.semantic_checks import (
+    check_noop,
+    check_oracle,
+    check_random,
+    check_reward_range,
+    check_same_verdict,
+    check_secrets,
+)
+from rollart_testing.split_checks import check_splits
 
-Check = Callable[[Subject], str | None]
+Check = Callable[[EnvSubject], str | None]
 """Raises when the environment breaks the rule; returns a remark or nothing."""
+# Gymnasium only warns of these; all its other warnings are about rendering and habits.
+_GRAVE: Final = ("not within the observation space", "share an object")
 
 
 def check_env(
@@ -56,11 +73,11 @@ def check_env(
     if isinstance(env, str):
         spec = spec or registry.env_spec(env)
         env = partial(registry.make, env)
-    subject = Subject(env, spec, seed=seed, num_tasks=num_tasks)
+    subject = EnvSubject(env, spec, seed=seed, num_tasks=num_tasks)
     return run_env_checks(subject, only=only)
 
 
-def run_env_checks(subject: Subject, **course: Unpack[CheckCourse]) -> list[CheckResult]:
+def run_env_checks(subject: EnvSubject, **course: Unpack[CheckCourse]) -> list[CheckResult]:
     """Run the checks of ``CHECKS`` in their order.
 
     Args:
@@ -71,13 +88,7 @@ def run_env_checks(subject: Subject, **course: Unpack[CheckCourse]) -> list[Chec
     return run_checks(checks, NEEDS, basic=BASIC, **course)
 
 
-def check_make(subject: Subject) -> None:
-    """It can be made without further options, and closed."""
-    with subject.open():
-        return
-
-
-def check_reset(subject: Subject) -> None:
+def check_reset(subject: EnvSubject) -> None:
     """``reset`` answers (observation, info), with and without a seed and options."""
     with subject.open() as player:
         player.reset(seed=subject.seed)
@@ -85,7 +96,7 @@ def check_reset(subject: Subject) -> None:
         player.reset()
 
 
-def check_step(subject: Subject) -> None:
+def check_step(subject: EnvSubject) -> None:
     """``step`` answers its five values, each of its kind."""
     with subject.open() as player:
         last = player.reset(seed=subject.seed)
@@ -95,36 +106,7 @@ def check_step(subject: Subject) -> None:
                 return
 
 
-def check_tasks(subject: Subject) -> None:
-    """Each split has tasks, in clusters or not, and a task begins alike each time."""
-    with subject.open() as player:
-        expect(subject.spec.splits, "the spec names no splits")
-        for split in subject.spec.splits:
-            player.task_clusters(split)
-        for options in subject.tasks(player):
-            first = player.reset(seed=subject.seed, options=options)
-            again = player.reset(seed=subject.seed, options=options)
-            if subject.spec.deterministic:
-                same = first.observation == again.observation
-                expect(same, f"reset({options}) shows another page the second time")
-
-
-def check_same_episode(subject: Subject) -> None:
-    """The same seed, options and actions give the same episode on a fresh instance."""
-    if not subject.spec.deterministic:
-        raise SkipCheck("its spec says that it is not deterministic")
-    policies: tuple[Policy, ...] = (good_action, garbage_action)
-    for policy in policies:
-        for options in ({}, {"split": subject.spec.splits[0], "task": 0}):
-            with subject.open() as player:
-                first = play(player, policy, subject.seed, options)
-            with subject.open() as player:
-                second = play(player, policy, subject.seed, options)
-            found = first_difference(first, second)
-            expect(found is None, f"{options or 'no options'}: {found}")
-
-
-def check_reset_in_the_middle(subject: Subject) -> None:
+def check_reset_in_the_middle(subject: EnvSubject) -> None:
     """``reset`` after a step begins at the beginning."""
     with subject.open() as player:
         first = player.reset(seed=subject.seed)
@@ -135,7 +117,40 @@ def check_reset_in_the_middle(subject: Subject) -> None:
             expect(same, "reset after a step does not begin at the beginning")
 
 
-def check_async(subject: Subject) -> None:
+def check_gymnasium(subject: EnvSubject) -> None:
+    """Gymnasium's own ``check_env`` accepts it; its seeds are held to, where its spec says so."""
+    import gymnasium
+    from gymnasium.utils.env_checker import check_env
+
+    with subject.open() as player, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if not isinstance(player.env, gymnasium.Env):
+            raise SkipCheck(f"{type(player.env).__name__} is not a gymnasium.Env")
+        with _said_to_be(player.env, deterministic=subject.spec.deterministic):
+            check_env(player.env, skip_render_check=True, skip_close_check=True)
+    for warning in caught:
+        text = str(warning.message)
+        expect(not any(grave in text for grave in _GRAVE), text)
+
+
+@contextmanager
+def _said_to_be(env: Any, *, deterministic: bool) -> Iterator[None]:
+    """Give an environment that gymnasium did not make a spec, so that its checker asks for more."""
+    from gymnasium.envs.registration import EnvSpec
+
+    if env.spec is not None:
+        yield
+        return
+    with suppress(AttributeError):  # a wrapper's spec cannot be set
+        env.spec = EnvSpec("rollart/Checked-v0", nondeterministic=not deterministic)
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):
+            env.spec = None
+
+
+def check_async(subject: EnvSubject) -> None:
     """``areset`` and ``astep`` answer what ``reset`` and ``step`` do."""
     with subject.open() as player:
         has = {name: player.has(name) for name in ("areset", "astep")}
@@ -155,27 +170,16 @@ def check_async(subject: Subject) -> None:
             expect(found is None, f"astep and step differ: {found}")
 
 
-def check_corpus(subject: Subject) -> None:
-    """``corpus()`` yields text."""
+def check_malformed(subject: EnvSubject) -> None:
+    """Malformed actions are answered, and a good one after them too; so is any fitting call."""
     with subject.open() as player:
-        if not player.has("corpus"):
-            raise SkipCheck("it has no corpus()")
-        texts = list(islice(player.call("corpus"), 20))
-        expect(texts, "corpus() yields nothing")
-        expect(all(text in Text() for text in texts), "corpus() yields something other than text")
-
-
-def check_close(subject: Subject) -> None:
-    """``close`` may be called twice, before and after an episode."""
-    if subject.given is not None:
-        subject.given.close()
-        subject.given.close()
-        return
-    with subject.open() as fresh:
-        fresh.close()  # before any reset, and once more when the block ends
-    with subject.open() as player:
-        player.reset(seed=subject.seed)
-        player.close()
+        for action in GARBAGE:
+            player.reset(seed=subject.seed)
+            step = player.step(action)
+            if not step.over:
+                player.step(good_action(player, step, 0))
+        for _ in subject.called(player, {}):
+            pass
 
 
 BASIC: Final = ("make", "reset", "step")
@@ -190,25 +194,25 @@ CHECKS: Final[Mapping[str, Check]] = {
     "reset": check_reset,
     "step": check_step,
     "tasks": check_tasks,
-    "malformed_actions": semantic_checks.check_malformed,
+    "malformed_actions": check_malformed,
     "same_seed_same_episode": check_same_episode,
     "reset_in_the_middle": check_reset_in_the_middle,
-    "gymnasium_check_env": runtime_checks.check_gymnasium,
-    "global_random_state": runtime_checks.check_global_random_state,
-    "interleaved_instances": runtime_checks.check_interleaved,
+    "gymnasium_check_env": check_gymnasium,
+    "global_random_state": check_global_random_state,
+    "interleaved_instances": check_interleaved,
     "async_agrees": check_async,
     "corpus": check_corpus,
-    "nothing_left_open": runtime_checks.check_nothing_left_open,
-    "no_box_left": box_checks.check_no_sandbox_left,
-    "splits_differ": split_checks.check_splits,
-    "oracle_reaches_the_top": semantic_checks.check_oracle,
-    "noop_stays_at_the_floor": semantic_checks.check_noop,
-    "random_stays_below_the_oracle": semantic_checks.check_random,
-    "same_verdict_twice": semantic_checks.check_same_verdict,
-    "secrets_are_hidden": semantic_checks.check_secrets,
-    "box_hides_secrets": box_checks.check_sandbox_hides_secrets,
-    "reward_in_range": semantic_checks.check_reward_range,
-    "within_timeouts": runtime_checks.check_timeouts,
+    "nothing_left_open": check_nothing_left_open,
+    "no_box_left": check_no_sandbox_left,
+    "splits_differ": check_splits,
+    "oracle_reaches_the_top": check_oracle,
+    "noop_stays_at_the_floor": check_noop,
+    "random_stays_below_the_oracle": check_random,
+    "same_verdict_twice": check_same_verdict,
+    "secrets_are_hidden": check_secrets,
+    "box_hides_secrets": check_sandbox_hides_secrets,
+    "reward_in_range": check_reward_range,
+    "within_timeouts": check_timeouts,
     "close_twice": check_close,
 }
 """Every check that one process can do, in the order in which they run."""

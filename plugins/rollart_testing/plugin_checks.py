@@ -1,22 +1,35 @@
-"""Contract checks of trackers and of hardware mappers.
+"""Contract checks of small kinds: trackers, mappers, runtimes, forward passes, sandbox services.
 
-Takes: a plugin object or a function that makes one. Gives: check results. Never: needs torch.
+Takes: a plugin's object or class, or a function that makes one. Gives: check results. Never: starts
+a runtime, which needs what it runs on; or needs torch, but for a forward pass.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Pool
+from rollart_core.contracts.sandbox_service import SandboxService
 from rollart_core.contracts.tracker import Tracker
-from rollart_testing.results import CheckResult, expect, run_checks
+from rollart_core.errors import UserError
+from rollart_core.plugins import registry
+from rollart_core.types import Sample
+from rollart_testing.results import CheckResult, SkipCheck, expect, run_checks, torch_or_skip
 
 _POOLS = (Pool("first", "cpu", 2, memory_bytes=2**34), Pool("second", "H100", 8))
 _WORKLOADS = {"a/A-v1": Workload(), "b/B-v1": Workload(turns=50.0)}
+_ENV: Final = "toy/FrozenLake-v1"
+_NUM_LOSS_TOKENS: Final = 5
 
 
 def check_tracker(make: Callable[[], Tracker], run_dir: Path) -> list[CheckResult]:
@@ -41,6 +54,35 @@ def check_mapper(mapper: HardwareMapper) -> list[CheckResult]:
             "places_everything": partial(_check_places, mapper),
             "same_input_same_placement": partial(_check_same_placement, mapper),
             "refuses_no_pools": partial(_check_no_pools, mapper),
+        }
+    )
+
+
+def check_runtime(runtime: type[Any]) -> list[CheckResult]:
+    """Check the class of a runtime; none is made."""
+    return run_checks({"offers_every_part": partial(_check_offers, runtime)})
+
+
+def check_forward_pass(forward_pass: type[Any], model: Any) -> list[CheckResult]:
+    """Check that a forward pass computes what the model does.
+
+    Args:
+        forward_pass: A class of :class:`rollart_core.training.policy.Policy`.
+        model: A causal LM of transformers, on the CPU.
+    """
+    return run_checks({"agrees_with_the_model": partial(_check_agrees, forward_pass, model)})
+
+
+def check_sandbox_service(service: SandboxService) -> list[CheckResult]:
+    """Check a sandbox service with an environment of RollArt in another Python process."""
+    isolation: dict[str, object] = {"kind": "venv", "python": sys.executable}
+    options: dict[str, object] = {"isolation": isolation}
+    return run_checks(
+        {
+            "describes": partial(_check_describes, service, options),
+            "isolates": partial(_check_isolates, service, options),
+            "refuses": partial(_check_refuses, service),
+            "collects_garbage": partial(_check_collects, service),
         }
     )
 
@@ -81,3 +123,90 @@ def _check_no_pools(mapper: HardwareMapper) -> None:
             expect(str(e), "it refuses without a reason")
         else:
             expect(False, f"it places work on {len(pools)} pools without any device")
+
+
+def _check_offers(runtime: type[Any]) -> None:
+    from rollart_core.runtime.workers import WorkersRuntime
+
+    expect(issubclass(runtime, WorkersRuntime), "it does not derive from WorkersRuntime")
+    lacking = sorted(getattr(runtime, "__abstractmethods__", ()))
+    expect(not lacking, f"it lacks {', '.join(lacking)}")
+    parameters = list(inspect.signature(runtime).parameters)
+    expect(parameters == ["run", "run_dir"], f"it is made with {parameters}, not run and run_dir")
+
+
+def _check_agrees(forward_pass: type[Any], model: Any) -> None:
+    torch = torch_or_skip()
+    from rollart_core.training.policy import ForwardSettings, PaddedPolicy
+
+    settings = ForwardSettings(temperature=0.7)
+    if not forward_pass.fits(model, settings):
+        raise SkipCheck(f"it does not fit a model of type {model.config.model_type}")
+    samples = _samples(int(model.config.vocab_size))
+    found, want = (_computed(cls(model, settings), samples) for cls in (forward_pass, PaddedPolicy))
+    for name, ours, theirs in zip(("logprobs", "entropies"), found[:2], want[:2], strict=True):
+        expect(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5), f"its {name} are others")
+    for name, gradient in want[2].items():
+        ours = found[2][name]
+        expect(torch.allclose(ours, gradient, rtol=1e-3, atol=1e-4), f"its gradient of {name}")
+
+
+def _computed(policy: Any, samples: Sequence[Sample]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return logprobs, entropies, and the gradient of each parameter."""
+    policy.model.zero_grad()
+    logprobs, entropies = policy.logprobs(samples)
+    logprobs.sum().backward()
+    gradients = {name: p.grad.clone() for name, p in policy.model.named_parameters()}
+    return logprobs.detach(), entropies.detach(), gradients
+
+
+def _samples(vocab_size: int) -> list[Sample]:
+    """Return rows of different lengths that share a prefix, and one of them twice."""
+    rng = np.random.default_rng(0)
+    prefix = rng.integers(0, vocab_size, 12)
+    rows = []
+    for length in (20, 33, 47):
+        token_ids = np.concatenate([prefix, rng.integers(0, vocab_size, length - len(prefix))])
+        mask = np.zeros(length, dtype=bool)
+        mask[-_NUM_LOSS_TOKENS:] = True
+        versions = np.where(mask, 0, -1).astype(np.int32)
+        logprobs = np.where(mask, -1.0, 0.0).astype(np.float32)
+        rows.append(Sample(token_ids.astype(np.int32), mask, logprobs, versions, versions))
+    return [*rows, rows[0]]
+
+
+def _check_describes(service: SandboxService, options: dict[str, object]) -> None:
+    said, spec = service.describe(_ENV, options), registry.env_spec(_ENV)
+    expect(said.spec.id == spec.id, f"it calls {_ENV} {said.spec.id!r}")
+    expect(said.spec.splits == spec.splits, f"it says that {_ENV} has splits {said.spec.splits}")
+    expect("isolation" in said.options, "the isolation is missing from the checked options")
+    expect(not said.problems, f"it finds fault with no options: {said.problems}")
+
+
+def _check_isolates(service: SandboxService, options: dict[str, object]) -> None:
+    here: Any = registry.make(_ENV)
+    there: Any = service.make(_ENV, options)
+    try:
+        task = {"task": 0, "split": "train"}
+        first = there.reset(seed=0, options=task)[0]
+        expect(first == here.reset(seed=0, options=task)[0], "a task begins with another page")
+        action = str(here.oracle())
+        expect(there.step(action) == here.step(action), f"{action!r} gives something else")
+    finally:
+        here.close()
+        there.close()
+    there.close()
+
+
+def _check_refuses(service: SandboxService) -> None:
+    given = {"isolation": {"kind": "no-such-kind"}}
+    expect(service.option_problems(_ENV, given), "it accepts an isolation of an unknown kind")
+    try:
+        service.make(_ENV, given)
+    except UserError:
+        return
+    expect(False, "it makes an environment with an isolation of an unknown kind")
+
+
+def _check_collects(service: SandboxService) -> None:
+    asyncio.run(service.collect_garbage("acme/NoSuchSandbox-v1"))

@@ -1,7 +1,7 @@
-"""Is an environment a good neighbour: to gymnasium, to its siblings, and to the process it is in?
+"""Is a plugin a good neighbour: to its siblings, and to the process it is in?
 
-Takes: a subject. Gives: checks that raise. Never: leaves the process's random state changed, or
-what it opened open.
+Takes: a subject, an environment or an agent task. Gives: checks that raise, the same for both.
+Never: leaves the process's random state changed, or what it opened open.
 """
 
 from __future__ import annotations
@@ -9,77 +9,64 @@ from __future__ import annotations
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from rollart_testing.answers import Step, first_difference
+from rollart_core.spaces import Text
 from rollart_testing.left_open import expect_nothing_left
-from rollart_testing.play import (
-    Options,
-    Player,
-    Policy,
-    Subject,
-    good_action,
-    play,
-    random_policy,
-    recorded,
-)
+from rollart_testing.play import BRIEF_TURNS, GOOD, MALFORMED, Episode, Subject
 from rollart_testing.results import SkipCheck, expect
 
-NUM_INSTANCES: Final = 64
-_MAX_MEMORY_BYTES: Final = 8 * 2**30
-_NUM_ROUNDS: Final = 5
-_NUM_WARM_UPS: Final = 2
-_MAX_TURNS: Final = 30
-# Gymnasium only warns of these; all its other warnings are about rendering and habits.
-_GRAVE: Final = ("not within the observation space", "share an object")
 
-
-def check_gymnasium(subject: Subject) -> None:
-    """Gymnasium's own ``check_env`` accepts it; its seeds are held to, where its spec says so."""
-    import gymnasium
-    from gymnasium.utils.env_checker import check_env
-
-    with subject.open() as player, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if not isinstance(player.env, gymnasium.Env):
-            raise SkipCheck(f"{type(player.env).__name__} is not a gymnasium.Env")
-        with _said_to_be(player.env, deterministic=subject.spec.deterministic):
-            check_env(player.env, skip_render_check=True, skip_close_check=True)
-    for warning in caught:
-        text = str(warning.message)
-        expect(not any(grave in text for grave in _GRAVE), text)
-
-
-@contextmanager
-def _said_to_be(env: Any, *, deterministic: bool) -> Iterator[None]:
-    """Give an environment that gymnasium did not make a spec, so that its checker asks for more."""
-    from gymnasium.envs.registration import EnvSpec
-
-    if env.spec is not None:
-        yield
+def check_make(subject: Subject) -> None:
+    """It can be made without further options, and closed."""
+    with subject.open():
         return
-    with suppress(AttributeError):  # a wrapper's spec cannot be set
-        env.spec = EnvSpec("rollart/Checked-v0", nondeterministic=not deterministic)
-    try:
-        yield
-    finally:
-        with suppress(AttributeError):
-            env.spec = None
+
+
+def check_tasks(subject: Subject) -> None:
+    """Each split has tasks, in clusters or not, and a task begins alike each time."""
+    with subject.open() as player:
+        expect(subject.spec.splits, "the spec names no splits")
+        for split in subject.spec.splits:
+            player.task_clusters(split)
+        for options in subject.tasks(player):
+            first, again = (subject.begin(player, options) for _ in range(2))
+            expect(
+                first == again or not subject.spec.deterministic,
+                f"{subject.begin_call}({options}) shows another page the second time",
+            )
+
+
+def check_same_episode(subject: Subject) -> None:
+    """The same seed, options and acts give the same episode on a fresh instance."""
+    expect_deterministic(subject)
+    for policy in (GOOD, MALFORMED):
+        for options in ({}, {"split": subject.spec.splits[0], "task": 0}):
+            with subject.open() as player:
+                first = subject.play(player, policy, options)
+            with subject.open() as player:
+                second = subject.play(player, policy, options)
+            found = first.difference(second)
+            expect(found is None, f"{options or 'no options'}: {found}")
+
+
+def expect_deterministic(subject: Subject) -> None:
+    """Skip the check of what is not deterministic."""
+    if not subject.spec.deterministic:
+        raise SkipCheck("its spec says that it is not deterministic")
 
 
 def check_global_random_state(subject: Subject) -> None:
     """It neither draws from nor seeds ``random``, ``numpy.random`` or torch's generator."""
     with subject.open() as player:  # what is seeded once, at an import, is not the episode's
-        play(player, good_action, subject.seed, {}, _MAX_TURNS)
+        subject.play(player, GOOD, {}, max_turns=BRIEF_TURNS)
     with random_state_kept(), subject.open() as player:
-        play(player, good_action, subject.seed, {}, _MAX_TURNS)
-        play(player, random_policy(0), subject.seed, {}, _MAX_TURNS)
-        player.reset()
+        subject.play_varied(player)
 
 
 @contextmanager
@@ -100,112 +87,81 @@ def random_state_kept() -> Iterator[None]:
 
 
 def check_interleaved(subject: Subject) -> str | None:
-    """Episodes of many instances, a step each in turn, are those that each plays alone."""
-    if not subject.spec.deterministic:
-        raise SkipCheck("its spec says that it is not deterministic")
-    wanted = min(
-        NUM_INSTANCES, max(2, _MAX_MEMORY_BYTES // max(1, subject.spec.resources.memory_bytes))
-    )
-    alone, took_s = _play_alone(subject, wanted)
-    with ExitStack() as stack:
-        together = _play_together(subject, alone, stack)
-    for index, ((options, _, expected), got) in enumerate(zip(alone, together, strict=True)):
-        found = first_difference(expected, got)
-        expect(
-            found is None,
-            f"instance {index} of {len(alone)} ({options}) plays otherwise beside others: {found}",
-        )
-    if len(alone) == NUM_INSTANCES:
-        return None
-    return f"{len(alone)} instances, not {NUM_INSTANCES}: an episode takes {took_s:.2g} s, " + (
-        f"an instance {subject.spec.resources.memory_bytes // 2**20} MiB"
-    )
+    """Episodes of several instances that are played together are those that each plays alone."""
+    expect_deterministic(subject)
+    alone, slowest_s = _play_alone(subject)
+    for n, (one, other) in enumerate(zip(alone, subject.play_together(alone), strict=True)):
+        found = one.difference(other)
+        where = f"instance {n} of {len(alone)} ({one.options})"
+        expect(found is None, f"{where} plays otherwise beside others: {found}")
+    return subject.fewer(len(alone), slowest_s)
 
 
-_Alone = tuple[Options, list[str], list[Step]]
-"""Options, actions and steps of an episode that was played alone."""
-
-
-def _play_alone(subject: Subject, wanted: int) -> tuple[list[_Alone], float]:
-    """Return episodes, as many as half of the budget allows, and the seconds of the slowest."""
-    played: list[_Alone] = []
-    split, began, slowest_s = subject.spec.splits[0], time.monotonic(), 0.0
+def _play_alone(subject: Subject) -> tuple[list[Episode], float]:
+    """Return an episode of each instance, and the seconds of the slowest."""
+    split, slowest_s = subject.spec.splits[0], 0.0
+    episodes: list[Episode] = []
     with subject.open() as player:
-        num_tasks = player.num_tasks(split) or wanted
-    while len(played) < wanted:
-        if len(played) >= 2 and time.monotonic() - began > subject.budget_s / 2:
-            break
-        index = len(played)
-        options = {"split": split, "task": index % num_tasks}
-        policy: Policy = good_action if index % 2 == 0 else random_policy(index)
-        actions: list[str] = []
-        episode_began = time.monotonic()
-        player = subject.fresh()
+        num_tasks = player.num_tasks(split)
+    for n, (policy, seed) in enumerate(subject.instances()):
+        options = {"split": split, "task": n % num_tasks if num_tasks else n}
+        began, player = time.monotonic(), subject.fresh()
         try:
-            steps = play(player, recorded(policy, actions), index, options, _MAX_TURNS)
+            played = subject.play(player, policy, options, seed=seed, max_turns=BRIEF_TURNS)
         finally:
             player.close()
-        slowest_s = max(slowest_s, time.monotonic() - episode_began)
-        played.append((options, actions, steps))
-    return played, slowest_s
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        episodes.append(played)
+    return episodes, slowest_s
 
 
-def _play_together(subject: Subject, alone: list[_Alone], stack: ExitStack) -> list[list[Step]]:
-    players: list[Player] = []
-    for _ in alone:
-        players.append(subject.fresh())
-        stack.callback(players[-1].close)
-    episodes = [
-        [player.reset(seed=index, options=options)]
-        for index, (player, (options, _, _)) in enumerate(zip(players, alone, strict=True))
-    ]
-    for turn in range(max(len(actions) for _, actions, _ in alone)):
-        for player, (_, actions, _), steps in zip(players, alone, episodes, strict=True):
-            if turn < len(actions) and not steps[-1].over:
-                steps.append(player.step(actions[turn]))
-    return episodes
+def check_corpus(subject: Subject) -> None:
+    """``corpus()`` yields text."""
+    with subject.open() as player:
+        if not player.has("corpus"):
+            raise SkipCheck("it has no corpus()")
+        texts = list(islice(player.call("corpus"), 20))
+        expect(texts, "corpus() yields nothing")
+        expect(all(text in Text() for text in texts), "corpus() yields something other than text")
 
 
 def check_nothing_left_open(subject: Subject) -> str | None:
     """No thread, process or file stays behind ``close``, round after round."""
-    closed: list[Player] = []  # kept, so that close() frees things and not the garbage collector
+    closed: list[object] = []  # kept, so that close() frees things and not the garbage collector
 
     def once() -> None:
-        closed.append(_open_play_close(subject))
+        closed.append(subject.open_and_close())
 
-    for _ in range(_NUM_WARM_UPS):
+    for _ in range(subject.num_warm_ups):
         once()
-    return expect_nothing_left(once, _NUM_ROUNDS, f"{_NUM_ROUNDS} times open, play, close")
-
-
-def _open_play_close(subject: Subject) -> Player:
-    player = subject.fresh()
-    try:
-        play(player, good_action, subject.seed, {}, 3)
-    finally:
-        player.close()
-    return player
+    return expect_nothing_left(once, subject.num_rounds, subject.rounds)
 
 
 def check_timeouts(subject: Subject) -> str | None:
     """Every call so far returned within the seconds that its spec gives it."""
     with subject.open() as player:
-        play(player, good_action, subject.seed, {}, _MAX_TURNS)
-    limits = limits_s(subject)
+        subject.play(player, GOOD, {}, max_turns=BRIEF_TURNS)
     took = subject.watch.longest_s
-    for call, limit_s in limits.items():
+    for call, limit_s in subject.limits_s.items():
         expect(
             took.get(call, 0.0) <= limit_s,
             f"the slowest {call} took {took.get(call, 0.0):.2f} s, its spec allows {limit_s:g} s",
         )
-    slowest = ", ".join(f"{call} {took[call]:.2g} s" for call in limits if call in took)
+    slowest = ", ".join(f"{call} {took[call]:.2g} s" for call in subject.limits_s if call in took)
     return f"slowest: {slowest}" if slowest else None
 
 
-def limits_s(subject: Subject) -> dict[str, float]:
-    """Return the seconds that the spec gives to each call."""
-    timeouts = subject.spec.timeouts
-    return {"reset": timeouts.reset_s, "step": timeouts.step_s, "close": timeouts.close_s}
+def check_close(subject: Subject) -> None:
+    """``close`` may be called twice, before and after an episode."""
+    if subject.given is not None:
+        subject.given.close()
+        subject.given.close()
+        return
+    with subject.open() as fresh:
+        fresh.close()  # before any episode, and once more when the block ends
+    with subject.open() as player:
+        subject.begin(player)
+        player.close()
 
 
 def _random_states() -> dict[str, Any]:

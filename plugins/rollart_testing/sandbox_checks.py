@@ -1,7 +1,7 @@
-"""Does an environment that acts in a box close it, and keep its answers out of it?
+"""Does a plugin that acts in a box close it, and keep its answers out of it?
 
-Takes: a subject. Gives: checks that raise; what has no box passes them, and they say so. Never:
-starts a box of its own.
+Takes: a subject, an environment or an agent task. Gives: checks that raise; what has no box passes
+them, and they say so. Never: starts a box of its own.
 
 A secret counts as readable where a file of the box holds most of its telling lines: those of some
 length that stand neither on the page nor, of a patch, in what it leaves as it is.
@@ -18,27 +18,26 @@ from typing import Any, Final
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.rollout.random_player import text_of
 from rollart_testing import search_files as search_box
-from rollart_testing.play import Player, Subject, good_action, play
+from rollart_testing.play import GOOD, Player, Subject
 from rollart_testing.results import expect
 
 MIN_LINE_CHARS: Final = 12
 MIN_ONLY_LINE_CHARS: Final = 20
 _SEARCH_S: Final = 5.0
 _GRACE_S: Final = 40.0
-_MAX_TURNS: Final = 3
 
 
 def check_no_sandbox_left(subject: Subject) -> str | None:
-    """When an environment is closed, so is every box that it opened."""
+    """When it is closed, so is every box that it opened."""
     before = live_sandboxes_here()
     with subject.open() as player:
-        play(player, good_action, subject.seed, {}, _MAX_TURNS)
-        player.reset(seed=subject.seed)
+        subject.play(player, GOOD, {}, max_turns=subject.few_turns)
+        subject.begin(player)
         during = live_sandboxes_here()
     opened = {name: left for name, left in during.items() if name not in before}
-    still = [name for name in live_sandboxes_here() if name not in before]
     if subject.given is not None:
-        return "not judged to the end: the environment is not the check's to close"
+        return f"not judged to the end: the {subject.noun} is not the check's to close"
+    still = [name for name in live_sandboxes_here() if name not in before]
     expect(not still, f"{len(still)} of its boxes live on after close()")
     paths = [path for left in opened.values() for path in left if Path(path).exists()]
     expect(not paths, f"after close() there is still {', '.join(paths[:3])}")
@@ -62,27 +61,27 @@ def live_sandboxes_here() -> dict[str, list[str]]:
 
 
 def check_sandbox_hides_secrets(subject: Subject) -> str | None:
-    """No file of the agent's box shows a secret of the task, at the beginning or a turn later."""
-    num_files, is_cut = 0, False
+    """No file of the agent's box shows a secret of the task when it begins, or soon after."""
+    num_files, is_cut, has_sandbox = 0, False, False
     with subject.open() as player:
-        if not (player.has("secrets") and _has_sandbox(player, subject)):
-            return "it has no box, or no secrets()"
+        if not player.has("secrets"):
+            return subject.no_secrets
         for options in subject.paced(subject.tasks(player)):
-            step = player.reset(seed=subject.seed, options=options)
-            for turn in range(2):
+            for where, page in subject.early_pages(player, options):
                 box = sandbox_of(player)
-                if box is None or step.over:
+                if box is None:
                     break
-                lines = telling_lines(player.call("secrets"), text_of(step.observation))
-                found = searched(box, lines)
-                where, counts = found.get("where"), found.get("lines") or (0, 0)
+                has_sandbox = True
+                found = searched(box, telling_lines(player.call("secrets"), text_of(page)))
+                held, counts = found.get("where"), found.get("lines") or (0, 0)
                 expect(
-                    where is None,
-                    f"{options}, turn {turn}: {where} of its box holds {counts[0]} of"
-                    f" {counts[1]} lines of a secret",
+                    held is None,
+                    f"{where}: {held} of its box holds {counts[0]} of {counts[1]} lines of a "
+                    "secret",
                 )
                 num_files, is_cut = num_files + found["num_files"], is_cut or found["is_cut"]
-                step = player.step("?")
+            if not has_sandbox:
+                return subject.no_sandbox
     return f"{num_files} files looked at" + (", not all: time was over" if is_cut else "")
 
 
@@ -107,11 +106,6 @@ def _own_lines(secret: str) -> tuple[list[str], list[str]]:
     body = [line for line in lines if not line.startswith(("+++ ", "--- ", "diff ", "@@ "))]
     added = [line[1:] for line in body if line.startswith("+")]
     return added, [line[1:] for line in body if line[:1] in ("-", " ")]
-
-
-def _has_sandbox(player: Player, subject: Subject) -> bool:
-    player.reset(seed=subject.seed)
-    return sandbox_of(player) is not None
 
 
 def sandbox_of(player: Player) -> Sandbox | None:

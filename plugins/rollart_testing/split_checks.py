@@ -1,7 +1,7 @@
 """Are the tasks of the test split other ones than those of training?
 
-Takes: a subject. Gives: a check that raises. Never: knows how an environment chooses its tasks: it
-compares what is shown, with the options and seeds that a run gives.
+Takes: a subject, an environment or an agent task. Gives: a check that raises. Never: knows how
+tasks are chosen: it compares what is shown, with the options and seeds that a run gives.
 
 A task is its first page and its secrets. If more than ``MAX_SHARE`` of the test tasks are training
 tasks by that, which may only mean that first pages say little, episodes of the expert and of random
@@ -11,23 +11,14 @@ splits.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from rollart_core.scheduling.tasks import task_seed
-from rollart_testing.agent_play import AgentSubject, plain_answer, play_agent, prepare
 from rollart_testing.answers import plain
-from rollart_testing.play import (
-    Options,
-    Player,
-    Subject,
-    good_action,
-    play,
-    random_policy,
-)
+from rollart_testing.play import Options, Player, Subject
 from rollart_testing.results import CheckFailed, SkipCheck, expect
 
 MAX_SHARE: Final = 0.1
@@ -37,8 +28,6 @@ MOST: Final = (400, 40)
 MIN_TASKS: Final = 8
 """Of each split that are compared however long they take."""
 MAX_TURNS: Final = 12
-NUM_RANDOM: Final = 2
-"""Random players that act alike in every task, besides the expert."""
 BUDGET_S: Final = 1.0
 
 MEND: Final = (
@@ -47,40 +36,12 @@ MEND: Final = (
     "say disjoint_splits: false in the spec"
 )
 
-Shown: TypeAlias = Callable[[Player, int, Options], str]
-"""What is shown of the task of a seed and options."""
+Shown: TypeAlias = Callable[[Subject, Player, int, Options], str]
+"""What a player is shown of the task of a seed and options."""
 
 
-def check_splits(subject: Subject) -> str | None:
+def check_splits(subject: Subject) -> str:
     """No more than a tenth of the test tasks are training tasks."""
-
-    def first_page(player: Player, seed: int, options: Options) -> str:
-        observation = player.reset(seed=seed, options=options).observation
-        return _text([observation, _secrets(player)])
-
-    def episode(player: Player, seed: int, options: Options) -> str:
-        policies = (good_action, *(random_policy(f"splits/{i}") for i in range(NUM_RANDOM)))
-        played = [play(player, policy, seed, options, MAX_TURNS) for policy in policies]
-        return _text([[s.observation, s.reward] for steps in played for s in steps])
-
-    return _check(subject, first_page, episode)
-
-
-def check_agent_splits(subject: AgentSubject) -> str | None:
-    """No more than a tenth of the test tasks are training tasks."""
-
-    def prompt(player: Player, seed: int, options: Options) -> str:
-        start = asyncio.run(prepare(player, options, seed))
-        return _text([start.prompt, _secrets(player)])
-
-    def episode(player: Player, seed: int, options: Options) -> str:
-        played = play_agent(subject, player, plain_answer, options, seed=seed)
-        return _text([played.seen, played.verdict])
-
-    return _check(subject, prompt, episode)
-
-
-def _check(subject: Subject, first: Shown, whole: Shown) -> str:
     splits = subject.spec.splits
     if len(splits) < 2:
         raise SkipCheck("its spec names one split")
@@ -93,9 +54,9 @@ def _check(subject: Subject, first: Shown, whole: Shown) -> str:
             f"{len(shared)} clusters are in {train} and in {test}, such as "
             f"{min(shared, default='')!r}: let task_clusters(split) name none in two splits",
         )
-        shown = _shown(subject, player, (train, test), first)
+        shown = _shown(subject, player, (train, test), _first_page)
         if _too_many(shown[train], shown[test]):
-            shown = _shown(subject, player, (train, test), whole)
+            shown = _shown(subject, player, (train, test), _episodes)
     trained, held_out = shown[train], shown[test]
     if len(trained) > 1 and len(set(trained)) == 1:
         raise SkipCheck(f"the {len(trained)} tasks of {train} that were played are all alike")
@@ -105,6 +66,18 @@ def _check(subject: Subject, first: Shown, whole: Shown) -> str:
             raise SkipCheck(f"{why}; its spec says that splits may share tasks")
         raise CheckFailed(f"{why}. {MEND}")
     return f"{len(held_out)} tasks of {test} compared with {len(trained)} of {train}"
+
+
+def _first_page(subject: Subject, player: Player, seed: int, options: Options) -> str:
+    return _text([subject.begin(player, options, seed), _secrets(player)])
+
+
+def _episodes(subject: Subject, player: Player, seed: int, options: Options) -> str:
+    played = [
+        subject.play(player, policy, options, seed=seed, max_turns=MAX_TURNS)
+        for policy in subject.telling
+    ]
+    return _text([one.tells() for one in played])
 
 
 def _shown(
@@ -122,7 +95,7 @@ def _shown(
         for split in splits:
             if index < sizes[split]:
                 seed = task_seed(subject.seed, split, index)
-                found[split].append(show(player, seed, {"task": index, "split": split}))
+                found[split].append(show(subject, player, seed, {"task": index, "split": split}))
     return found
 
 

@@ -8,7 +8,7 @@ import zoo
 
 from rollart_core.contracts.env import Timeouts
 from rollart_core.plugins.manager import using
-from rollart_testing import CheckOutcome, agent_running, left_open
+from rollart_testing import CheckOutcome, agent_play, left_open
 from rollart_testing.agent_checks import AGENT_CHECKS, run_agent_checks
 from rollart_testing.agent_play import AgentSubject
 from rollart_testing.check import check, offline
@@ -82,7 +82,7 @@ def test_exactly_that_check_fails(broken, name, said, monkeypatch):
     if name == "nothing_left_open":  # what stays for good is not waited for
         monkeypatch.setattr(left_open, "GRACE_S", 0.0)
     if name == "ends_when_cancelled":
-        monkeypatch.setattr(agent_running, "time", broken)
+        monkeypatch.setattr(agent_play, "time", broken)
     results = checked(broken, **said)
     assert ended(results, CheckOutcome.FAIL) == [name], results
 

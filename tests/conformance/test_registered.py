@@ -35,7 +35,7 @@ from rollart_testing.agent_checks import run_agent_checks
 from rollart_testing.agent_play import AgentSubject
 from rollart_testing.check.plugin_kinds import PART_CHECKS, check_part
 from rollart_testing.env_checks import run_env_checks
-from rollart_testing.play import Subject
+from rollart_testing.env_play import EnvSubject
 
 BASES: dict[str, tuple[type, ...]] = {
     "rewards": (Reward, GroupReward),
@@ -88,7 +88,7 @@ def check_one_env(env_id: str) -> list[CheckResult]:
     # Boxes take their time: a task of each split, and little of it for those that play many.
     if said.kind == "agent":
         return run_agent_checks(AgentSubject(make, said, num_tasks=1, budget_s=0.5))
-    return run_env_checks(Subject(make, said, num_tasks=1, budget_s=0.5))
+    return run_env_checks(EnvSubject(make, said, num_tasks=1, budget_s=0.5))
 
 
 def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:

@@ -35,7 +35,7 @@ from rollart_testing.check.catalogue import (
 from rollart_testing.check.process import environ
 from rollart_testing.check.report import Report
 from rollart_testing.env_checks import CHECKS, run_env_checks
-from rollart_testing.play import Subject
+from rollart_testing.env_play import EnvSubject
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ def test_a_slow_one_is_played_less_and_the_pass_says_so():
             time.sleep(0.02)
             return super().reset(**kwargs)
 
-    subject = Subject(Slow, zoo.env_spec("Slow"), budget_s=0.05)
+    subject = EnvSubject(Slow, zoo.env_spec("Slow"), budget_s=0.05)
     results = run_env_checks(subject, only=["interleaved_instances", "oracle_reaches_the_top"])
     assert ended(results, CheckOutcome.FAIL) == []
     remarks = {r.name: r.reason for r in results}

@@ -11,27 +11,24 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rollart_core.errors import first_line
 from rollart_core.plugins import registry
 from rollart_testing.agent_checks import AGENT_BASIC, run_agent_checks
 from rollart_testing.agent_play import AgentSubject
-from rollart_testing.agent_play import limits_s as agent_limits_s
 from rollart_testing.check.catalogue import AGENTS
 from rollart_testing.check.offline import bring_loopback_up
 from rollart_testing.check.own_tests import OWN_TESTS, run_own_tests
 from rollart_testing.check.plugin_kinds import check_part
-from rollart_testing.check.transcript import agent_transcript, transcript
+from rollart_testing.check.transcript import transcript
 from rollart_testing.check.watch import SharedWatch
 from rollart_testing.env_checks import BASIC, run_env_checks
-from rollart_testing.play import Subject
+from rollart_testing.env_play import EnvSubject
 from rollart_testing.results import CheckOutcome, CheckResult
-from rollart_testing.runtime_checks import limits_s
 
 FRESH: Final = "fresh_processes_agree"
 
@@ -72,43 +69,28 @@ def _environment(job: dict[str, Any], send: Callable[..., None]) -> None:
         )
         return
     spec = subject.spec
-    playing = _playing(subject)
-    send(limits=playing.limits_s, deterministic=spec.deterministic, network=spec.network)
-    tell = partial(_done, send)
-    run = partial(playing.run_checks, begin=lambda name: send(begin=name), done=tell)
-    needed = playing.basic if job["transcript"] else job["checks"]
-    before = run(only=[name for name in playing.basic if name in needed])
+    send(limits=subject.limits_s, deterministic=spec.deterministic, network=spec.network)
+    basic: Sequence[str]
+    course: Callable[..., list[CheckResult]]
+    if isinstance(subject, AgentSubject):
+        basic, course = AGENT_BASIC, partial(run_agent_checks, subject)
+    else:
+        basic, course = BASIC, partial(run_env_checks, subject)
+    course = partial(course, begin=lambda name: send(begin=name), done=partial(_done, send))
+    needed = basic if job["transcript"] else job["checks"]
+    before = course(only=[name for name in basic if name in needed])
     if job["transcript"]:
         send(begin=FRESH)
-        send(transcript=playing.transcript())
+        send(transcript=transcript(subject))
         send(begin="")
-    run(only=[name for name in job["checks"] if name not in playing.basic], before=before)
+    course(only=[name for name in job["checks"] if name not in basic], before=before)
 
 
-@dataclass(frozen=True, slots=True)
-class _Playing:
-    """How a subject is played: step by step, or by the program of an agent task."""
-
-    limits_s: Mapping[str, float]
-    basic: Sequence[str]
-    run_checks: Callable[..., list[CheckResult]]
-    transcript: Callable[[], list[dict[str, Any]]]
-
-
-def _playing(subject: Subject) -> _Playing:
-    if isinstance(subject, AgentSubject):
-        limits = agent_limits_s(subject.spec.timeouts)
-        run_agent = partial(run_agent_checks, subject)
-        return _Playing(limits, AGENT_BASIC, run_agent, partial(agent_transcript, subject))
-    run_steps = partial(run_env_checks, subject)
-    return _Playing(limits_s(subject), BASIC, run_steps, partial(transcript, subject))
-
-
-def _subject(job: dict[str, Any]) -> Subject:
+def _subject(job: dict[str, Any]) -> AgentSubject | EnvSubject:
     plugin_id, options = job["id"], job["options"]
     spec = registry.env_spec(plugin_id, options)
-    make = cast("Any", partial(registry.make, plugin_id, **options))
-    of_kind = AgentSubject if job["kind"] == AGENTS else Subject
+    make = partial(registry.make, plugin_id, **options)
+    of_kind = AgentSubject if job["kind"] == AGENTS else EnvSubject
     return of_kind(make, spec, watch=SharedWatch(Path(job["watch"])))
 
 

@@ -20,13 +20,14 @@ from rollart_testing.async_checks import (
     check_sandbox,
 )
 from rollart_testing.channel_checks import check_weight_channel
-from rollart_testing.core_checks import (
+from rollart_testing.fakes import FakeReward
+from rollart_testing.plugin_checks import (
     check_forward_pass,
+    check_mapper,
     check_runtime,
     check_sandbox_service,
+    check_tracker,
 )
-from rollart_testing.fakes import FakeReward
-from rollart_testing.plugin_checks import check_mapper, check_tracker
 from rollart_testing.results import CheckOutcome, CheckResult
 from rollart_testing.reward_checks import check_reward
 

@@ -18,7 +18,7 @@ from rollart_testing.check.static import MAX_IMPORT_S
 from rollart_testing.check.target import open_target
 from rollart_testing.check.transcript import parting
 from rollart_testing.env_checks import CHECKS, NEEDS
-from rollart_testing.runtime_checks import NUM_INSTANCES
+from rollart_testing.env_play import NUM_INSTANCES
 from rollart_testing.semantic_checks import (
     FLOOR_SLACK,
     MIN_SECRET_CHARS,
