@@ -37,7 +37,10 @@ def old_modules() -> Mapping[str, str]:
 
 @cache
 def old_members() -> Mapping[str, Mapping[str, str]]:
-    """Return modules, by their new names -> the old names of what is in them -> the new ones."""
+    """Return modules, by their new names -> the old names of what is in them -> the new ones.
+
+    A new name with a colon, ``module:name``, is in another module.
+    """
     members: dict[str, dict[str, str]] = _table()["members"]
     return members
 
@@ -63,7 +66,8 @@ def member(module: str, name: str) -> Any:
     Raises:
         AttributeError: When it has neither.
     """
-    return getattr(import_module(module), old_members().get(module, {}).get(name, name))
+    where, _, attribute = old_members().get(module, {}).get(name, name).rpartition(":")
+    return getattr(import_module(where or module), attribute)
 
 
 class StandIn(ModuleType):

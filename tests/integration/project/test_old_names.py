@@ -41,7 +41,8 @@ OF_MODULES = {f"__{n}__" for n in ("name", "doc", "package", "loader", "spec", "
 
 @pytest.mark.parametrize(("module", "old"), MEMBERS)
 def test_an_old_name_in_a_module_is_the_new_object(module: str, old: str) -> None:
-    new = getattr(new_module(module), old_members()[module][old])
+    where, _, name = old_members()[module][old].rpartition(":")
+    new = getattr(new_module(where or module), name)
     by_module = {new: old for old, new in old_modules().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

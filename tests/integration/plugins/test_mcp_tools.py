@@ -8,11 +8,11 @@ from support.processes import wait_gone
 from rollart_core.errors import ConfigError
 from rollart_core.rollout.tools.action import Call, ToolAction
 from rollart_core.rollout.tools.env import ToolEnv
-from rollart_core.rollout.tools.mcp import McpServer, McpTools
 from rollart_core.rollout.tools.source import ToolResult
 from rollart_core.rollout.tools.tool_set import ToolSet
+from rollart_plugins.mcp import McpServer, McpTools
 
-SUPPORT = Path(__file__).resolve().parents[3] / "support"
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
 
 
 class Shop(ToolEnv):
