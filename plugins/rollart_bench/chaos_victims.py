@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollart_core.runtime.process import PART_VARIABLE
-from rollart_plugins.serverless.pool import WORKER
+from rollart_plugins.serverless.config import WORKER
 
 MARK_VARIABLE = "ROLLART_CHAOS"
 """In the environment of every process that the benchmark starts, and so of their children."""

@@ -187,7 +187,7 @@ def build_site(
 ) -> None:
     """Write static pages for people to browse a registry."""
     from rollart_registry.client import opened
-    from rollart_registry.site import build_site as built
+    from rollart_registry.operator import build_site as built
 
     with opened(trusted_registry(registry, root, fingerprint, yes)) as client:
         pages = built(client, out, title)

@@ -1,15 +1,18 @@
-"""The operator's side: makes a registry, delegates namespaces, and signs what clients see.
+"""The operator's side: makes a registry, delegates namespaces, signs and shows what clients see.
 
 Takes: a folder for the registry and one for the keys, which lie apart. Gives: new signed versions
 of root, targets, snapshot and timestamp; the timestamp is written last, so that a reader sees the
-old state or the new one. Never: signs on top of a folder that is not, to the version, what it
-signed last.
+old state or the new one; HTML pages of the registry that need no server. Never: signs on top of a
+folder that is not, to the version, what it signed last, or puts a text of a package on a page
+unescaped.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from securesystemslib.signer import CryptoSigner, SSlibKey
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import (
@@ -31,9 +35,11 @@ from tuf.api.metadata import (
 )
 
 from rollart_core.errors import RegistryError, first_line
+from rollart_registry.client import RegistryClient
+from rollart_registry.fetcher import local_folder
 from rollart_registry.keys import Ask, load_signer, make_key
 from rollart_registry.names import check_owner, owner_of_distribution
-from rollart_registry.release import release_of_target
+from rollart_registry.release import Release, release_of_target
 from rollart_registry.signed import SignedState, load_state
 from rollart_registry.tree import RegistryTree, locked, write_whole
 
@@ -378,3 +384,74 @@ def _check_still_signed(state: SignedState, owner: str) -> None:
             "install it: give the old key too, let the owner publish with the new one, "
             "then drop the old"
         ) from None
+
+
+SITE_MARK: Final = ".rollart-site"
+
+
+def build_site(client: RegistryClient, out: Path, title: str) -> list[Path]:
+    """Write the pages of a registry.
+
+    Args:
+        client: The registry.
+        out: A folder that does not exist, is empty, or holds an earlier site.
+        title: Of the pages.
+
+    Returns:
+        The pages.
+
+    Raises:
+        RegistryError: When the folder holds something else, or cannot be written.
+    """
+    if out.exists() and (
+        not out.is_dir() or (any(out.iterdir()) and not (out / SITE_MARK).exists())
+    ):
+        raise RegistryError(f"{out} holds something else than a site: name a new folder")
+    pages = _pages(client, title)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+            new = Path(folder) / "site"
+            new.mkdir()
+            (new / SITE_MARK).touch()
+            for name, html in pages.items():
+                (new / name).write_text(html, "utf-8")
+            if out.exists():
+                shutil.move(out, Path(folder) / "old")
+            shutil.move(new, out)
+    except OSError as e:
+        raise RegistryError(f"cannot write {out}: {e.strerror}") from e
+    return [out / name for name in pages]
+
+
+def _pages(client: RegistryClient, title: str) -> dict[str, str]:
+    environment = Environment(
+        loader=PackageLoader("rollart_registry", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    packages: defaultdict[str, list[Release]] = defaultdict(list)
+    for release in client.releases():
+        packages[release.distribution].append(release)
+    where = client.base if local_folder(client.base) is None else None
+    common: dict[str, Any] = {
+        "title": title,
+        "registry": where or "URL",
+        "fingerprint": client.trusted.fingerprint,
+    }
+    newest = [_shown_first(releases) for _, releases in sorted(packages.items())]
+    index = environment.get_template("index.html.jinja")
+    pages = {"index.html": index.render(releases=newest, refused=client.refused, **common)}
+    package = environment.get_template("package.html.jinja")
+    for release in newest:
+        releases = packages[release.distribution][::-1]
+        name = f"{release.distribution}.html"
+        pages[name] = package.render(release=release, releases=releases, **common)
+    return pages
+
+
+def _shown_first(releases: list[Release]) -> Release:
+    usable = [r for r in releases if r.yanked is None] or releases
+    return max(usable, key=lambda r: (not r.order.is_prerelease, r.order))

@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import reprlib
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, TextIO, cast
 
 import pluggy
 
@@ -41,7 +42,98 @@ from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, described, did_you_mean, first_line, is_from_outside
 from rollart_core.plugins import api_version as plugin_api
 from rollart_core.plugins import hookspecs
-from rollart_core.plugins.output import output_of_plugins
+
+_lock = threading.Lock()
+_num_open = 0
+"""Blocks that are open, in all threads."""
+
+
+class _Depth(threading.local):
+    value = 0
+    """Blocks that this thread is in."""
+
+
+_depth = _Depth()
+
+
+class _Stream:
+    """A stream whose writes go to another one while the writing thread is in a block.
+
+    Args:
+        stream: The real one, also for everything but writing.
+        diverted: Where diverted writes go: the name of an attribute of ``sys.stderr``, or of
+            nothing for itself.
+    """
+
+    def __init__(self, stream: Any, diverted: str = "") -> None:
+        self._stream = stream
+        self._diverted = diverted
+
+    def write(self, data: Any) -> int:
+        """Write to where this thread's output belongs."""
+        target = self._target()
+        if target is None:  # a process without stderr
+            return len(data)
+        written: int = target.write(data)
+        return written
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write each line."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flush where this thread's output belongs."""
+        target = self._target()
+        if target is not None:
+            target.flush()
+
+    @property
+    def buffer(self) -> Any:
+        """The binary stream below, diverted as well."""
+        return _Stream(self._stream.buffer, "buffer")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _target(self) -> Any:
+        if not _depth.value:
+            return self._stream
+        return getattr(sys.stderr, self._diverted, None) if self._diverted else sys.stderr
+
+
+@contextmanager
+def output_of_plugins() -> Iterator[None]:
+    """Divert to stderr what this thread prints, for as long as the block takes.
+
+    Another thread may open a block meanwhile, or put its own object in the place of
+    ``sys.stdout``; whichever ends first, no output of the program is lost.
+    """
+    _open()
+    try:
+        yield
+    finally:
+        _close()
+
+
+def _open() -> None:
+    global _num_open
+    with _lock:
+        _num_open += 1
+        if sys.stdout is not None and not isinstance(sys.stdout, _Stream):
+            sys.stdout = cast(TextIO, _Stream(sys.stdout))
+    _depth.value += 1
+
+
+def _close() -> None:
+    """End the block; what somebody else has put in the place of stdout meanwhile stays there."""
+    global _num_open
+    _depth.value -= 1
+    with _lock:
+        _num_open -= 1
+        if _num_open == 0 and isinstance(sys.stdout, _Stream):
+            sys.stdout = sys.stdout._stream
+
 
 GROUP: Final = "rollart"
 CORE: Final = "rollart"

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from rollart_core.config.resolve import ResolvedPlugin
 from rollart_core.contracts.algorithm import AlgorithmSpec
-from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.inference import (
+    EngineStats,
+    GenerateRequest,
+    GenerateResult,
+    InferenceEngine,
+    InferenceEngineSpec,
+    WeightSwap,
+)
 from rollart_core.contracts.weights import WeightChannelSpec
-from rollart_core.inference.in_flight import RestartInFlight
 from rollart_core.plugins import registry
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.types import Sample, Task
@@ -29,6 +35,79 @@ if TYPE_CHECKING:
     from rollart_core.contracts.weights import WeightChannel
     from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_core.training.trainer import Trainer
+
+
+class RestartInFlight(InferenceEngine):
+    """An engine that begins turns again when its weights change.
+
+    Args:
+        engine: The one that generates.
+    """
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+        self._in_flight: set[str] = set()
+        self._overtaken: set[str] = set()
+        self._num_restarted = self._num_dropped_tokens = 0
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await self._engine.start()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Generate one turn; again from its beginning while weights change under it."""
+        while True:
+            self._in_flight.add(request.request_id)
+            try:
+                result = await self._engine.generate(request)
+            finally:
+                self._in_flight.discard(request.request_id)
+                overtaken = request.request_id in self._overtaken
+                self._overtaken.discard(request.request_id)
+            is_mixed = len({span.policy_version for span in result.spans}) > 1
+            if not (is_mixed or (overtaken and result.finish_reason == "abort")):
+                return result
+            self._num_restarted += 1
+            self._num_dropped_tokens += len(result.token_ids)
+
+    async def load_weights(self, policy_version: int) -> WeightSwap:
+        """Swap, then end what was in flight; ``generate`` begins it again."""
+        swap = await self._engine.load_weights(policy_version)
+        overtaken = set(self._in_flight)
+        self._overtaken |= overtaken
+        await self._engine.abort(sorted(overtaken))
+        return replace(swap, num_restarted=len(overtaken))
+
+    async def pause(self) -> None:
+        """Stop generating at the next token."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """Go on after ``pause``."""
+        await self._engine.resume()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests for good."""
+        self._overtaken.difference_update(request_ids)
+        await self._engine.abort(request_ids)
+
+    async def release(self, session_id: str) -> None:
+        """Forget a session."""
+        await self._engine.release(session_id)
+
+    async def stats(self) -> EngineStats:
+        """Return those of the engine, with what was begun again."""
+        stats = await self._engine.stats()
+        more = {
+            "restarted": float(self._num_restarted),
+            "dropped_tokens": float(self._num_dropped_tokens),
+        }
+        return replace(stats, extra={**stats.extra, **more})
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
+
 
 MAX_CORPUS_CHARS = 300_000
 """More text does not make a better tokenizer of about a thousand tokens, only a later one."""

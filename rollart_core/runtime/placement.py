@@ -29,8 +29,7 @@ from rollart_core.contracts.hardware import (
     Role,
 )
 from rollart_core.errors import ConfigError, RollartError, described, first_line, text_of
-from rollart_core.models.shape import shape_of
-from rollart_core.runtime.workload import WorkloadMeter, departures
+from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of
 from rollart_core.types import Ticket, Trajectory
 
 RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]

@@ -8,7 +8,7 @@ import zoo
 
 from rollart_core.contracts.env import Timeouts
 from rollart_core.plugins.manager import using
-from rollart_testing import CheckOutcome, agent_play, left_open
+from rollart_testing import CheckOutcome, agent_play, runtime_checks
 from rollart_testing.agent_checks import AGENT_CHECKS, run_agent_checks
 from rollart_testing.agent_play import AgentSubject
 from rollart_testing.check import check, offline
@@ -80,7 +80,7 @@ def test_a_program_that_blocks_its_loop_is_as_good():
 )
 def test_exactly_that_check_fails(broken, name, said, monkeypatch):
     if name == "nothing_left_open":  # what stays for good is not waited for
-        monkeypatch.setattr(left_open, "GRACE_S", 0.0)
+        monkeypatch.setattr(runtime_checks, "GRACE_S", 0.0)
     if name == "ends_when_cancelled":
         monkeypatch.setattr(agent_play, "time", broken)
     results = checked(broken, **said)

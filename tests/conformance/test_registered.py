@@ -33,7 +33,7 @@ from rollart_core.training.policy import Policy
 from rollart_testing import CheckOutcome, CheckResult, assert_checks, check_env
 from rollart_testing.agent_checks import run_agent_checks
 from rollart_testing.agent_play import AgentSubject
-from rollart_testing.check.plugin_kinds import PART_CHECKS, check_part
+from rollart_testing.check.child import PART_CHECKS, check_part
 from rollart_testing.env_checks import run_env_checks
 from rollart_testing.env_play import EnvSubject
 

@@ -33,7 +33,7 @@ from rollart_core.plugins import registry
 from rollart_core.plugins.manager import plugins
 from rollart_plugins.serverless import google_function
 from rollart_plugins.serverless.function import RewardFunction
-from rollart_plugins.serverless.serve import Listening, serve
+from rollart_plugins.serverless.serve_command import Listening, serve
 from rollart_testing import example_request
 
 pytestmark = pytest.mark.starts_normally  # a worker of the pool imports little

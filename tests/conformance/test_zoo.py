@@ -23,7 +23,7 @@ from rollart_core.contracts.env import Timeouts
 from rollart_core.errors import UserError
 from rollart_core.plugins.api_version import as_today
 from rollart_core.plugins.manager import using
-from rollart_testing import CheckOutcome, check_env, left_open, split_checks
+from rollart_testing import CheckOutcome, check_env, runtime_checks, split_checks
 from rollart_testing.check import check, offline, process
 from rollart_testing.check.catalogue import (
     ENVIRONMENT_RUNTIME,
@@ -48,7 +48,7 @@ def swept():
 @pytest.fixture
 def no_grace(monkeypatch):
     """What stays for good is not waited for."""
-    monkeypatch.setattr(left_open, "GRACE_S", 0.0)
+    monkeypatch.setattr(runtime_checks, "GRACE_S", 0.0)
 
 
 def ended(results, outcome):
@@ -192,7 +192,7 @@ def test_left_processes_are_found_and_named():
 
 
 def test_what_ends_a_moment_later_is_not_left(monkeypatch):
-    num_looks, real = 0, left_open.census
+    num_looks, real = 0, runtime_checks.census
 
     def census():
         nonlocal num_looks
@@ -201,7 +201,7 @@ def test_what_ends_a_moment_later_is_not_left(monkeypatch):
             zoo.sweep()
         return real()
 
-    monkeypatch.setattr(left_open, "census", census)
+    monkeypatch.setattr(runtime_checks, "census", census)
     results = check_env(zoo.LeavesThreads, only=["nothing_left_open"])
     assert ended(results, CheckOutcome.PASS) == ["nothing_left_open"], results
 

@@ -24,8 +24,8 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang import SGLangEngine
-from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import (
     SGLangServer,
     free_port,

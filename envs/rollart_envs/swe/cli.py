@@ -23,8 +23,7 @@ from rollart_core.errors import UserError
 from rollart_core.plugins.registry import checked_options
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
-from rollart_envs.swe.mine import Limits
-from rollart_envs.swe.mine_command import MineOrder, mine_tasks
+from rollart_envs.swe.mine import Limits, MineOrder, mine_tasks
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.validate import Verdict, finish, judge_for, record_statuses
 from rollart_envs.swe.validate import validate as validated

@@ -38,12 +38,11 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import InferenceFailure
-from rollart_cpu.inference.loading import RunnerOptions, load_runner, pick_device
+from rollart_cpu.inference.decoder import RunnerOptions, load_runner, pick_device
 from rollart_cpu.inference.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.incoming import AdapterBase, Incoming, Stage, fetch
-from rollart_plugins.engines.requests import ActiveRequest, check_request, refusal
-from rollart_plugins.engines.sampling import Draws, sample
+from rollart_plugins.engines.requests import ActiveRequest, Draws, check_request, refusal, sample
 from rollart_plugins.engines.sessions import SessionTable
 
 _SLOT_WAIT_S = 0.005

@@ -36,12 +36,12 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.hub_names import as_in_files
 from rollart_plugins.engines.incoming import Incoming, fetch
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.sglang_checks import ModelFacts, Needs, check_server, model_facts
 from rollart_plugins.engines.sglang_client import SGLangClient
-from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import (
     SGLangServer,
     free_port,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollart_core.errors import ConfigError
 from rollart_plugins.engines import sglang_dialect as dialect
-from rollart_plugins.engines.sglang_config import SGLangConfig
+from rollart_plugins.engines.config import SGLangConfig
 
 _PR_SET_PDEATHSIG = 1
 _TERM_GRACE_S = 3.0

@@ -27,9 +27,9 @@ import torch.distributed
 
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang_checks import ServerFacts
 from rollart_plugins.engines.sglang_client import SGLangClient
-from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import free_port
 from rollart_plugins.engines.weight_files import Named, new_room, write_model, written
 

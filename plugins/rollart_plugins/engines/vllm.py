@@ -31,9 +31,9 @@ from urllib.parse import urlsplit
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EndpointError, EngineDied, InferenceFailure
+from rollart_plugins.engines.config import OpenAIConfig, VllmConfig
 from rollart_plugins.engines.endpoint import EndpointServer
 from rollart_plugins.engines.openai import OpenAIEngine, server_of
-from rollart_plugins.engines.openai_config import OpenAIConfig, VllmConfig
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -21,6 +21,8 @@ NO_FC = "the fc backend needs Function Compute's SDK: pip install 'rollart[fc]'"
 NO_RAY_SERVE = "the ray_serve backend needs Ray Serve: pip install 'rollart[ray-serve]'"
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+WORKER: Final = "reward worker"
+"""What the processes of the pool are called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from rollart_core.errors import (
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import exit_reason, shut_down
 from rollart_core.runtime.worker import Worker
-from rollart_plugins.serverless.config import PoolConfig
+from rollart_plugins.serverless.config import WORKER, PoolConfig
 from rollart_plugins.serverless.remote import RemoteBackend, Sent
 from rollart_plugins.serverless.sandbox_worker import SandboxWorker
 from rollart_plugins.serverless.wire import Refused, WireAnswer
@@ -37,8 +37,6 @@ from rollart_plugins.serverless.wire import Refused, WireAnswer
 if TYPE_CHECKING:
     from rollart_sandboxes.pool.source import SandboxSource
 
-WORKER: Final = "reward worker"
-"""What its processes are called."""
 FUNCTION: Final = "rollart_plugins.serverless.function:RewardFunction"
 """What a worker builds."""
 _GRACE_S: Final = 0.25

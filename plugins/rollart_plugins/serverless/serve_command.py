@@ -7,13 +7,154 @@ is told to end. Never: listens to other machines without a token, unless ``--no-
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import os
-from typing import Annotated
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
+from aiohttp import web
 
 from rollart_core.cli.options import as_options
-from rollart_core.errors import UserError
+from rollart_core.errors import UserError, first_line
+from rollart_plugins.serverless.function import MAX_BYTES, RewardFunction
+from rollart_plugins.serverless.wire import STATUS, Refused
+
+PATHS: Final = ("/", "/invoke", "/score")
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+_END_S: Final = 10.0
+"""How long calls under way may take when the server is told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the server listens, and to whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str = ""
+    """What callers must send as ``Authorization: Bearer TOKEN``; empty: nothing."""
+    open_to_all: bool = False
+    """Whether other machines may ask without a token."""
+    max_bytes: int = MAX_BYTES
+    """Largest call."""
+
+    def check(self) -> None:
+        """Refuse to be open to all by mistake.
+
+        Raises:
+            UserError: When other machines could ask without a token.
+        """
+        if self.host not in LOOPBACK and not self.token and not self.open_to_all:
+            raise UserError(
+                f"on {self.host} other machines could ask without a token: put one into "
+                "ROLLART_REWARD_TOKEN, or say --no-token where the platform keeps others out"
+            )
+
+
+def application(function: RewardFunction, listening: Listening) -> web.Application:
+    """Return the function as a web application."""
+
+    async def score(request: web.Request) -> web.Response:
+        try:
+            _expect_token(request, listening.token)
+            body = await _answer(function, request)
+        except Refused as e:
+            return _json(e.body(), STATUS.get(e.kind, 500))
+        return _json(body, 200)
+
+    async def health(request: web.Request) -> web.Response:
+        # What it serves is no secret, but nobody else's business either.
+        try:
+            _expect_token(request, listening.token)
+        except Refused:
+            return web.json_response({"status": "ok"})
+        said = {"status": "ok", "reward": function.id, "options": function.digest}
+        return web.json_response(said)
+
+    app = web.Application(client_max_size=listening.max_bytes)
+    for path in PATHS:
+        app.router.add_post(path, score)
+    app.router.add_get("/healthz", health)
+    app.on_cleanup.append(lambda _: function.close())
+    return app
+
+
+async def serve(
+    function: RewardFunction,
+    listening: Listening,
+    *,
+    began: Callable[[str], None],
+    until: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        function: The reward.
+        listening: Where, and to whom.
+        began: Gets the URL once it listens.
+        until: Awaited instead of a signal.
+
+    Raises:
+        UserError: When it cannot listen there, or should not.
+    """
+    listening.check()
+    runner = web.AppRunner(application(function, listening), shutdown_timeout=_END_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, listening.host, listening.port)
+        try:
+            await site.start()
+        except OSError as e:
+            where = f"{listening.host}:{listening.port}"
+            raise UserError(f"cannot listen on {where}: {first_line(str(e))}") from e
+        port = runner.addresses[0][1]
+        host = f"[{listening.host}]" if ":" in listening.host else listening.host
+        began(f"http://{host}:{port}")
+        await (until or _signal)()
+    finally:
+        await runner.cleanup()
+
+
+async def _signal() -> None:
+    """Wait for Ctrl-C, or for the platform to end the container."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, told.set)
+    await told.wait()
+
+
+def _expect_token(request: web.Request, token: str) -> None:
+    if not token:
+        return
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise Refused("token", "the token is missing or wrong")
+
+
+async def _answer(function: RewardFunction, request: web.Request) -> bytes:
+    try:
+        body = await request.read()
+    except web.HTTPRequestEntityTooLarge as e:
+        most = request.app._client_max_size / 1e6
+        raise Refused("too_large", f"the call is above {most:.1f} MB") from e
+    try:
+        return await function.answer(body)
+    except Refused:
+        raise
+    except Exception as e:
+        print(f"{type(e).__name__}: {e}", file=sys.stderr)
+        raise Refused("internal", f"{type(e).__name__}: {first_line(str(e))}") from e
+
+
+def _json(body: bytes, status: int) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
+
 
 TOKEN = "ROLLART_REWARD_TOKEN"
 _EPILOG = "Example: rollart serve-reward judge base_url=http://judge:8000/v1 model=judge rubric=..."
@@ -45,7 +186,7 @@ def serve_reward(
     function listens to this machine alone.
     """
     try:
-        from rollart_plugins.serverless.serve import Listening, serve
+        from rollart_plugins.serverless.serve_command import Listening, serve
     except ModuleNotFoundError as e:
         raise UserError("serve-reward needs aiohttp: pip install 'rollart[serverless]'") from e
     from rollart_plugins.serverless.function import RewardFunction

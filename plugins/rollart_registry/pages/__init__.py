@@ -1,1 +1,1 @@
-"""The templates of the pages that :mod:`rollart_registry.site` writes."""
+"""The templates of the pages that :mod:`rollart_registry.operator` writes."""

@@ -35,7 +35,7 @@ from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_core.store.recorder import RunRecorder
 from rollart_core.types import Failure, FailureKind, Sample, Ticket, Trajectory, Turn
 from rollart_plugins.serverless.function import RewardFunction
-from rollart_plugins.serverless.serve import Listening, application
+from rollart_plugins.serverless.serve_command import Listening, application
 
 ENV = "rollart_testing:FakeEnv"
 FAULTY = "rollart_testing:FaultyBackend"

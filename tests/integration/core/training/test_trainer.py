@@ -36,8 +36,7 @@ from rollart_core.training.policy import (
 )
 from rollart_core.training.trainer import Trainer, load_model
 from rollart_core.types import Group, Trajectory
-from rollart_cpu.training.native import native_ops
-from rollart_cpu.training.policy import TreePolicy
+from rollart_cpu.training.policy import TreePolicy, native_ops
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 FORWARD_PASSES: dict[str, type[Policy]] = {

@@ -24,8 +24,7 @@ from rollart_envs.swe.benches import Benches, FailureCount, in_order
 from rollart_envs.swe.cli import app
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Made, MakeOrder, make_tasks
-from rollart_envs.swe.mine import Limits, commits
-from rollart_envs.swe.mine_command import MineOrder, mine_tasks
+from rollart_envs.swe.mine import Limits, MineOrder, commits, mine_tasks
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import fetch, unpack
 from rollart_envs.swe.statement import leaked

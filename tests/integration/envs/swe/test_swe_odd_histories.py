@@ -12,8 +12,7 @@ from support.swe_repositories import git
 
 from rollart_envs.swe.make import Baseline, Bounds, Works
 from rollart_envs.swe.make_command import Made, MakeOrder, _make
-from rollart_envs.swe.mine import Limits, Pit, commits
-from rollart_envs.swe.mine_command import MineOrder, _mine
+from rollart_envs.swe.mine import Limits, MineOrder, Pit, _mine, commits
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.reader import read_repair_tasks
 from rollart_envs.swe.suite import Failed, FilesRefused, Suite, SuiteRun

@@ -20,8 +20,7 @@ from rollart_envs.swe import guard, report_plugin, unit_runners
 from rollart_envs.swe.function_task import FunctionTask, function_task
 from rollart_envs.swe.logs import read_pytest, read_unittest, worst
 from rollart_envs.swe.patch import apply_patch, extract_patch, restore_commands
-from rollart_envs.swe.repair_judge import cut_id
-from rollart_envs.swe.report import ReportError, read_report
+from rollart_envs.swe.repair_judge import ReportError, cut_id, read_report
 from rollart_sandboxes.judging import function_judge
 from rollart_sandboxes.judging.functions import read_judgement
 

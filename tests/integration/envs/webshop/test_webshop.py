@@ -14,8 +14,7 @@ from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.config import WebShopConfig
 from rollart_envs.webshop.generate import ATTRIBUTES, BRANDS, FINISHES, HOWS, KINDS, generate
 from rollart_envs.webshop.nouns import RuleNouns, make_nouns
-from rollart_envs.webshop.reward import judge
-from rollart_envs.webshop.session import parse_action
+from rollart_envs.webshop.session import judge, parse_action
 
 
 def test_a_small_episode_reads_as_documented():

@@ -12,7 +12,7 @@ from rollart_envs.webshop.generate import generate
 from rollart_envs.webshop.goals import synthetic_goals
 from rollart_envs.webshop.nouns import RuleNouns
 from rollart_envs.webshop.products import load_products
-from rollart_envs.webshop.reward import judge
+from rollart_envs.webshop.session import judge
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3])

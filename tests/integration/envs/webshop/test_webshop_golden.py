@@ -12,7 +12,7 @@ import pytest
 
 from rollart_envs.webshop import WebShopEnv
 from rollart_envs.webshop.goals import Goal
-from rollart_envs.webshop.reward import judge
+from rollart_envs.webshop.session import judge
 
 EPISODES = ("text_synth", "rich_html", "human")
 PARTS = ("r_type", "r_att", "w_att", "query_match", "category_match", "r_price", "w_price")

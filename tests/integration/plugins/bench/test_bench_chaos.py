@@ -24,7 +24,7 @@ from rollart_bench.learn import example
 from rollart_core.config.load import read_yaml
 from rollart_core.errors import ConfigError, RollartError, UserError
 from rollart_core.runtime.process import WorkerProcess
-from rollart_plugins.serverless.pool import WORKER
+from rollart_plugins.serverless.config import WORKER
 
 
 def test_kills_are_planned_by_the_seed_within_the_run():

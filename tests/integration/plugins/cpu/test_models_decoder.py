@@ -10,9 +10,8 @@ from support.engine_models import VOCAB, make_model, save
 
 from rollart_core.errors import ConfigError
 from rollart_cpu.inference import decoder
-from rollart_cpu.inference.decoder import Decoder
+from rollart_cpu.inference.decoder import Decoder, RunnerOptions, cache_name, load_runner
 from rollart_cpu.inference.kernels import load_kernels
-from rollart_cpu.inference.loading import RunnerOptions, cache_name, load_runner
 from rollart_cpu.inference.runner import TokenBatch
 
 WAYS = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rollart_cpu.inference.kernels import load_kernels
-from rollart_plugins.engines.sampling import Draws, sample, uniforms
+from rollart_plugins.engines.requests import Draws, sample, uniforms
 
 WAYS = [pytest.param(False, id="torch"), pytest.param(True, id="native")]
 

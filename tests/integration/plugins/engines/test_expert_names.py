@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from rollart_core.config.run import Trainer
 from rollart_core.errors import ConfigError
-from rollart_core.models.shape import of_config
 from rollart_core.plugins.registry import build
+from rollart_core.runtime.workload import of_config
 from rollart_core.training import checkpoint
 from rollart_core.training.trainer import Trainer as LiveTrainer
 from rollart_core.types import Sample

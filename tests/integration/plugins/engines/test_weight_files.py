@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from rollart_core.errors import EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_weights
+from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_checks import ModelFacts, ServerFacts
-from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
 from rollart_plugins.engines.weight_files import new_room, write_model
 from rollart_sandboxes.pool import owner

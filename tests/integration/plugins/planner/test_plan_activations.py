@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollart_core.models.shape import of_config
+from rollart_core.runtime.workload import of_config
 from rollart_planner.memory import TrainingNumbers, rank_bytes
 
 NUM_TOKENS = 512

@@ -21,7 +21,7 @@ from rollart_core.errors import RegistryError
 from rollart_registry import cli, options, trust
 from rollart_registry.client import opened
 from rollart_registry.interpreter import TargetInterpreter
-from rollart_registry.site import build_site
+from rollart_registry.operator import build_site
 
 ROOT = Path(__file__).resolve().parents[4]
 Run = Callable[..., tuple[int, str, str]]

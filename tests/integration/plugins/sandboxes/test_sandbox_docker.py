@@ -28,7 +28,7 @@ from rollart_sandboxes.docker import DockerSandbox
 from rollart_sandboxes.engine import Engine, EngineError
 from rollart_sandboxes.pool.owner import HOST_LABEL, OWNER_LABEL, labels, owner_mark
 from rollart_testing import assert_checks
-from rollart_testing.check.plugin_kinds import check_part
+from rollart_testing.check.child import check_part
 
 pytestmark = pytest.mark.docker
 WITHIN_S = scaled(120.0)

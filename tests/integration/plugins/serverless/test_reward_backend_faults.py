@@ -28,7 +28,7 @@ from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.http_backend import HttpBackend
 from rollart_plugins.serverless.pool import PoolBackend
-from rollart_plugins.serverless.serve import Listening, application
+from rollart_plugins.serverless.serve_command import Listening, application
 from rollart_plugins.serverless.wire import WireAnswer
 from rollart_ray.cluster import RayCluster
 from rollart_testing import example_request

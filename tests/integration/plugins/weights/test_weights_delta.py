@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.weight_ends import end
 
 from rollart_core.contracts.weights import WeightChannel
-from rollart_plugins.weights.codec import ChecksumMismatch, Coding, decode, encode
-from rollart_plugins.weights.delta import DeltaChannel
+from rollart_plugins.weights.delta import ChecksumMismatch, Coding, DeltaChannel, decode, encode
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int64, torch.uint8)
 

@@ -10,7 +10,7 @@ from support.pace import scaled
 from support.weight_ends import CHANNELS, end
 
 from rollart_core.contracts.inference import GenerateRequest
-from rollart_core.inference.in_flight import RestartInFlight
+from rollart_core.runtime.factories import RestartInFlight
 from rollart_plugins.engines.config import EmbeddedConfig
 from rollart_plugins.engines.embedded import EmbeddedEngine
 from rollart_testing import FakeWeightChannel

@@ -3,7 +3,7 @@
 import asyncio
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
-from rollart_core.inference.in_flight import RestartInFlight
+from rollart_core.runtime.factories import RestartInFlight
 from rollart_testing import ScriptedEngine
 
 

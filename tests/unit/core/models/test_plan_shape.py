@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rollart_core.config.model import ModelPath, NewModel, Shape
 from rollart_core.errors import ConfigError
-from rollart_core.models.shape import of_config, shape_of
+from rollart_core.runtime.workload import of_config, shape_of
 
 QWEN_7B = {
     "hidden_size": 3584,

@@ -12,7 +12,7 @@ import pytest
 from support.pace import scaled
 
 from rollart_core.plugins import manager as plugins
-from rollart_core.plugins.output import output_of_plugins
+from rollart_core.plugins.manager import output_of_plugins
 
 LIMIT_S = scaled(30)
 

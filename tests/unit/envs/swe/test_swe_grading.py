@@ -16,8 +16,7 @@ from rollart_envs.swe.logs import (
     read_sympy,
     read_unittest,
 )
-from rollart_envs.swe.repair_judge import grade
-from rollart_envs.swe.report import ReportError, read_report
+from rollart_envs.swe.repair_judge import ReportError, grade, read_report
 from rollart_envs.swe.report_plugin import signed_text, status_of
 
 PYTEST = """\

@@ -7,9 +7,9 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.types import TokenSpan
 from rollart_plugins.engines import sglang_dialect as dialect
+from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_checks import ModelFacts
-from rollart_plugins.engines.sglang_config import SGLangConfig
 from rollart_plugins.engines.sglang_server import launch_argv
 
 TAGS = {"0/a": 0, "1/b": 1, "1/c": 1}

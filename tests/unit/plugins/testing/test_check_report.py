@@ -10,9 +10,9 @@ import pytest
 from rollart_core.errors import UserError
 from rollart_testing import CheckOutcome
 from rollart_testing.check.catalogue import AGENTS, PACKAGE, PARTS, STATIC, checked_only, checks_of
-from rollart_testing.check.environment import FRESH, OFFLINE
-from rollart_testing.check.plugin_kinds import PART_CHECKS, check_part
+from rollart_testing.check.child import PART_CHECKS, check_part
 from rollart_testing.check.report import Report, Result
+from rollart_testing.check.run import FRESH, OFFLINE
 from rollart_testing.check.static import CHECKS as STATIC_CHECKS
 from rollart_testing.check.static import MAX_IMPORT_S
 from rollart_testing.check.target import open_target
