@@ -30,7 +30,7 @@ from rollart_bench.chaos_victims import MARK_VARIABLE, Watched
 from rollart_bench.rows import tell
 from rollart_core.errors import JournalError, RollartError
 from rollart_core.store.journal_reader import JournalReader
-from rollart_core.store.tables import ROLLED_BACK
+from rollart_core.store.journal_schema import ROLLED_BACK
 
 POLL_S = 0.05
 LOOK_S = 0.5

@@ -25,7 +25,7 @@ from rollart_core.cli.output import print_json
 from rollart_core.errors import UserError, did_you_mean
 from rollart_core.plugins import registry
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
-from rollart_core.store.shards import to_rows
+from rollart_core.store.trajectory_files import to_rows
 from rollart_core.types import Status, Trajectory
 
 Format = Literal["jsonl", "parquet", "sharegpt"]

@@ -18,7 +18,7 @@ from rollart_core.config.load import RECORD_KEY, read_yaml
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.validation.plugins import algorithm_warnings
 from rollart_core.errors import ConfigError
-from rollart_core.store.tables import FILE as JOURNAL
+from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
 
 INTERRUPTED = 130

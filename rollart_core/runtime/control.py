@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 from rollart_core.errors import RollartError, UserError, first_line
-from rollart_core.store.tables import FILE as JOURNAL
+from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
 
 SOCKET = "control.sock"

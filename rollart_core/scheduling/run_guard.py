@@ -19,7 +19,7 @@ from typing import Any
 
 from rollart_core.config.evaluation import Guard as GuardConfig
 from rollart_core.errors import ConfigError
-from rollart_core.store.tables import EventRow
+from rollart_core.store.journal_schema import EventRow
 from rollart_core.training.guard import WATCHED, Guard, Trip, of_batch
 from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group

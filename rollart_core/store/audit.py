@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rollart_core.scheduling.run_guard import GUARD_TRIPPED, Rollback
 from rollart_core.store.journal_reader import JournalReader, ordinal
-from rollart_core.store.tables import (
+from rollart_core.store.journal_schema import (
     OPEN_STATES,
     ROLLED_BACK,
     AttemptRow,

@@ -25,7 +25,16 @@ from typing import Concatenate, Final, ParamSpec, TypeAlias
 
 from rollart_core.errors import JournalError, first_line
 from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, StopRun
-from rollart_core.store.shards import (
+from rollart_core.store.journal_schema import (
+    FILE,
+    OPEN_STATES,
+    ROLLED_BACK,
+    SCHEMA,
+    SCHEMA_VERSION,
+    STOPPED,
+    config_digest,
+)
+from rollart_core.store.trajectory_files import (
     FOLDER,
     ShardWriter,
     as_bool,
@@ -34,15 +43,6 @@ from rollart_core.store.shards import (
     pack,
     trajectory_bytes,
     unpack,
-)
-from rollart_core.store.tables import (
-    FILE,
-    OPEN_STATES,
-    ROLLED_BACK,
-    SCHEMA,
-    SCHEMA_VERSION,
-    STOPPED,
-    config_digest,
 )
 from rollart_core.types import Group, Ticket, Trajectory
 

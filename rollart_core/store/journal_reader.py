@@ -29,8 +29,7 @@ from typing import (
 
 from rollart_core.errors import JournalError, RollartError, first_line
 from rollart_core.scheduling.events import ReturningGroup
-from rollart_core.store.shards import FOLDER, read_shard, unpack
-from rollart_core.store.tables import (
+from rollart_core.store.journal_schema import (
     FILE,
     ROLLED_BACK,
     SCHEMA_VERSION,
@@ -42,6 +41,7 @@ from rollart_core.store.tables import (
     TicketRow,
     config_digest,
 )
+from rollart_core.store.trajectory_files import FOLDER, read_shard, unpack
 from rollart_core.suggestions import no_run
 from rollart_core.types import Task, Trajectory
 

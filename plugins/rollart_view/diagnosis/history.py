@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollart_core.store.journal_reader import JournalReader
-from rollart_core.store.tables import ROLLED_BACK, OutcomeRow
+from rollart_core.store.journal_schema import ROLLED_BACK, OutcomeRow
 from rollart_view.diagnosis.series import FloatArray
 
 IntArray = npt.NDArray[np.int64]

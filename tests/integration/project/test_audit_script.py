@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_core.store.tables import SCHEMA
+from rollart_core.store.journal_schema import SCHEMA
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "audit_journal.py"
 TRAJECTORY = (

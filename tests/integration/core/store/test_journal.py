@@ -13,7 +13,7 @@ from rollart_core.scheduling.events import AbortEpisode, DropGroup, LoseTicket, 
 from rollart_core.store import journal as journal_module
 from rollart_core.store.journal import Journal
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
-from rollart_core.store.shards import pack
+from rollart_core.store.trajectory_files import pack
 from rollart_core.types import (
     Failure,
     FailureKind,

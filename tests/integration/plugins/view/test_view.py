@@ -13,7 +13,7 @@ import pytest
 from rollart_core.cli import main
 from rollart_core.errors import UserError
 from rollart_core.store.journal import Journal
-from rollart_core.store.shards import read_shard
+from rollart_core.store.trajectory_files import read_shard
 from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
 from rollart_view.export import Filters, export
 from rollart_view.pictures import save

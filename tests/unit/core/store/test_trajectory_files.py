@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollart_core.store.shards import (
+from rollart_core.store.trajectory_files import (
     ShardWriter,
     from_rows,
     pack,
