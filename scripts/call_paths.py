@@ -45,7 +45,7 @@ OWN_CALL: Final = ("rollart_core/runtime/process.py", "call")
 """The same: a call that the worker finishes even if nobody waits for it any more."""
 BEGUN: Final = "begun"
 """The name of the file that says that training has begun: only then are calls noted."""
-LIMIT_S: Final = 10.0
+LIMIT_S: Final = 60.0
 """How long a call waits for the run's own process."""
 
 Frame = tuple[str, str]
@@ -87,7 +87,7 @@ def call_paths() -> dict[str, list[Frame]]:
             config, problems = validate(_config(folder))
             if config is None or problems:
                 raise SystemExit("\n".join(p.within() for p in problems))
-            report = launch(resolve_run(config))
+            report = launch(resolve_run(config), observer=_Begins(Path(folder)))
         finally:
             closed.set()
             watcher.join()
@@ -135,6 +135,23 @@ def _config(folder: str) -> dict[str, object]:
     }
 
 
+class _Begins:
+    """Has calls noted from the beginning of training on; see ``RunObserver``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def phase(self, name: str, detail: str = "") -> None:
+        if name == "train":
+            (self._folder / BEGUN).touch()
+
+    def progress(self, fraction: float | None, line: object) -> None:
+        """Ignore it."""
+
+    def message(self, text: str) -> None:
+        """Ignore it."""
+
+
 def note(call: str) -> None:
     """Note how a call came, the first time it comes, and wait for the run's own process."""
     folder = Path(os.environ[VARIABLE])
@@ -157,10 +174,6 @@ _NOTING = threading.Lock()
 
 def _watch(folder: Path, closed: threading.Event) -> None:
     """Note what waits in this process whenever a call was noted in another."""
-    while not any((CONTROLLER, "_episode") in task for task in _tasks()):
-        if closed.wait(0.05):
-            return
-    (folder / BEGUN).touch()
     while not closed.wait(0.01):
         for called in folder.glob("*.called"):
             waiting = called.with_suffix(".waiting")

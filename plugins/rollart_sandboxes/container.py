@@ -19,6 +19,8 @@ from rollart_sandboxes.engine import Engine, EngineError
 
 _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1
+_ASK_S: Final = 2.0
+"""How long the engine may take to say what became of a container."""
 _REMOVED_S: Final = 10.0
 _UNDO_S: Final = 10.0
 _CLEANUP_S: Final = 60.0
@@ -87,6 +89,16 @@ class Container:
         self.pid = int(known["State"]["Pid"])
         self.group = memory_group(self.pid, holding=str(known["Id"]))
         return known
+
+    async def state(self) -> str:
+        """Return in words what the engine knows of it, or why it cannot say."""
+        try:
+            known = await self._engine.ask("GET", f"/containers/{self.name}/json", timeout_s=_ASK_S)
+        except EngineError as e:
+            return "its container is gone" if e.status == 404 else str(e)
+        except SandboxFailure as e:
+            return str(e)
+        return f"its container is {known['State']['Status']}"
 
     def kill(self) -> None:
         """Remove it, whatever it does."""

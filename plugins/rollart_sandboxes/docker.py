@@ -154,12 +154,19 @@ class DockerSandbox(AgentSandbox):
         except EngineError as e:
             if e.status != 404:
                 raise
-            message = f"the container ended as it began{await self._explain()}"
+            message = f"the container ended as it began{await super()._explain()}"
             raise unfit(f"{message}: is {self._options.python} a Python 3.8 or newer?") from e
         self.agent_pid = self._process.pid
         self._group = self._process.group
         if self._group is not None:
             self.leaves("usage", str(self._group))
+
+    async def _explain(self) -> str:
+        """Return why the sandbox may be gone: what the agent said last, and the engine says now."""
+        said = await super()._explain()
+        if not isinstance(self._process, Container):
+            return said
+        return f"{said}; {await self._process.state()}"
 
     def _hello(self) -> dict[str, Any]:
         options = self._options

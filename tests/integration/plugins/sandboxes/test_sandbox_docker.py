@@ -116,6 +116,22 @@ def test_a_box_over_its_memory_loses_the_command_and_lives() -> None:
     asyncio.run(main())
 
 
+def test_a_container_that_dies_in_an_episode_fails_its_calls_and_says_so() -> None:
+    async def main() -> None:
+        async with opened("docker") as box:
+            running = asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
+            await box.exec(["true"], timeout_s=WITHIN_S)
+            await container.remove(Engine(), box.name)
+            for call in (running, box.exec(["true"], timeout_s=WITHIN_S)):
+                with pytest.raises(
+                    SandboxFailure, match=r"box is gone.*; its container is"
+                ) as raised:
+                    await call
+                assert raised.value.retryable
+
+    asyncio.run(main())
+
+
 def test_a_folder_cannot_take_the_memory_of_its_box() -> None:
     async def main() -> None:
         async with opened("docker", memory_bytes=64 * MIB, disk_bytes=512 * MIB) as box:
@@ -512,7 +528,7 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
             assert agent is not None
             started[-1].kill()
             for call in (running, writing):
-                with pytest.raises(SandboxFailure, match="the box is gone") as raised:
+                with pytest.raises(SandboxFailure, match="box is gone; no Docker engine") as raised:
                     await call
                 assert raised.value.retryable
             with pytest.raises(SandboxFailure, match="the box is gone"):
