@@ -121,7 +121,7 @@ class Proxy:
                         raise
                     except ConnectionError:
                         why = "the connection is refused"
-                    except OSError as e:  # there may be no road to one address, and one to the next
+                    except OSError as e:  # one address may be unreachable, and the next one not
                         why = e.strerror or str(e)
         except TimeoutError:
             raise Refused(504, f"{where} does not answer within {CONNECT_S:g} s") from None

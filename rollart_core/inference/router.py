@@ -131,7 +131,7 @@ class RouteCounts:
 
 
 class Routes:
-    """Seats, and who sits where; see the module."""
+    """The states of the engines, and which session is on which; see the module."""
 
     def __init__(self) -> None:
         self.engine_states: list[EngineState] = []
@@ -259,7 +259,7 @@ class Routes:
     # A session goes on elsewhere
 
     def _move(self, request: GenerateRequest, old: EngineState) -> EngineState | None:
-        """Seat a session whose engine closed; its siblings follow with their next requests."""
+        """Move a session whose engine closed; its siblings follow with their next requests."""
         group = self._groups.get(self._group_of.get(request.session_id, ""))
         if group is not None and group.state.open:
             new: EngineState | None = group.state

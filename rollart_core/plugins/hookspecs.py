@@ -121,7 +121,7 @@ def rollart_train_step_finished(
 
 @hookspec
 def rollart_run_finished(run_dir: Path, report: Mapping[str, object]) -> None:
-    """Observe that a run ended, by whatever road."""
+    """Observe that a run ended, however it did."""
 
 
 @hookspec(firstresult=True)

@@ -6,7 +6,7 @@
                                                               the best weights, or the last ones
 
 Takes: a resolved run. Gives: a report, on paper (``report.json``) and as an object. Never: leaves
-anything running, by whatever road it ends; and never trains by itself (the controller does).
+anything running, however it ends; and never trains by itself (the controller does).
 """
 
 from __future__ import annotations

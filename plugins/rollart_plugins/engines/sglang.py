@@ -417,7 +417,7 @@ class SGLangEngine(InferenceEngine):
     def _prepared(
         self, channel: WeightChannel, road: WeightTransport, policy_version: int
     ) -> tuple[Incoming, Any]:
-        """Fetch weights, and prepare each tensor for the road as it comes; in a thread."""
+        """Fetch weights, and prepare each tensor for the transport as it comes; in a thread."""
         ready: list[Any] = []
 
         def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:

@@ -1,4 +1,4 @@
-"""The roads on which new weights go from the engine's process to its SGLang server.
+"""How new weights go from the process of the engine to its SGLang server: the weight transports.
 
     tensor        base64 of pickled tensors, in the requests themselves
     disk          a model folder that the server loads as it loaded its first
@@ -110,7 +110,7 @@ class DiskTransport(WeightTransport):
 
 
 class _Session:
-    """What both roads of tensors share: buckets between a begin and an end."""
+    """What both transports of tensors share: buckets between a begin and an end."""
 
     def __init__(self, client: SGLangClient, bucket_bytes: int) -> None:
         self.client, self._bucket_bytes = client, bucket_bytes
@@ -286,7 +286,7 @@ class DistributedTransport(WeightTransport):
 def new_transport(
     config: SGLangConfig, client: SGLangClient, server: ServerFacts, model_path: str
 ) -> WeightTransport:
-    """Return the road that the config names."""
+    """Return the transport that the config names."""
     if config.weight_road == "disk":
         folder = model_folder(model_path)
         return DiskTransport(client, folder, config.weights_folder, config.bucket_bytes)
