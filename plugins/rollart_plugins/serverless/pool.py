@@ -117,7 +117,8 @@ class PoolWorker:
         """End it; what waits fails. May be called twice."""
         self._stop_watching()
         self._process.on_death = None
-        self._why_ended = self._why_ended or "the worker was ended"
+        if self._process.alive:  # else its calls say how it ended
+            self._why_ended = self._why_ended or "the worker was ended"
         if kill:
             self._process.kill()
             await self._process.close()
