@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 
 from rollart_core.errors import RollartError, contained, described, is_from_outside
 from rollart_core.rollout.loop import run_exit_functions
-from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
+from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -103,19 +103,17 @@ def leave() -> None:
 class _Server:
     """Answers calls on the part that this process holds."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self) -> None:
         self.host = WorkerHost()
-        self.writer = writer
         self.tasks: set[asyncio.Task[None]] = set()
+        self.ended = asyncio.Event()
+        self.stream = FrameProtocol(self._take, self.ended.set)
 
-    async def serve(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                call = await receive(reader)
-                assert isinstance(call, Call)
-                task = asyncio.create_task(self._answer(call))
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
+    def _take(self, call: Call | Answer) -> None:
+        assert isinstance(call, Call)
+        task = asyncio.create_task(self._answer(call))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -130,15 +128,15 @@ class _Server:
         except BaseException as e:
             unsendable = RollartError(f"unsendable answer: {described(e)}")
             frame = encode(Answer(call.call_id, error=unsendable))
-        with contextlib.suppress(ConnectionError):
-            self.writer.write(frame)
-            await self.writer.drain()
+        if not self.ended.is_set():
+            self.stream.transport.write(frame)
 
 
 async def _answer_calls(fd: int) -> None:
     sock = socket.socket(fileno=fd)
-    reader, writer = await asyncio.open_connection(sock=sock, limit=STREAM_LIMIT_BYTES)
-    await _Server(writer).serve(reader)
+    server = _Server()
+    await asyncio.get_running_loop().create_connection(lambda: server.stream, sock=sock)
+    await server.ended.wait()
 
 
 def main(fd: int, parent_pid: int) -> NoReturn:

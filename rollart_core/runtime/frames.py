@@ -1,6 +1,6 @@
 """Length-prefixed pickles over an asyncio stream: how a part talks to the run that owns it.
 
-Takes: a stream pair. Gives: ``send`` and ``receive`` of Python objects. Never: crosses a trust
+Takes: Python objects; bytes. Gives: bytes of a stream; Python objects. Never: crosses a trust
 boundary; both ends are processes of one run, joined by a private socket pair.
 """
 
@@ -10,16 +10,16 @@ import asyncio
 import copyreg
 import pickle
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.rollout.env_answers import Observed
 from rollart_core.types import TokenSpan
 
 _HEADER = struct.Struct("<Q")
-STREAM_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,36 @@ def encode(message: Call | Answer) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-async def receive(reader: asyncio.StreamReader) -> Call | Answer:
-    """Wait for the next message.
+class FrameProtocol(asyncio.Protocol):
+    """One end of a stream of messages.
 
-    Raises:
-        asyncio.IncompleteReadError: When the other end is gone.
+    Args:
+        take: Gets each message, on the loop.
+        ended: Called once, when the other end is gone or the stream is broken.
     """
-    (size,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    message: Call | Answer = pickle.loads(await reader.readexactly(size))
-    return message
+
+    transport: asyncio.Transport
+
+    def __init__(self, take: Callable[[Call | Answer], None], ended: Callable[[], None]) -> None:
+        self._take, self._ended = take, ended
+        self._data = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, to write with."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take the messages that are whole."""
+        self._data += data
+        begin, size = 0, _HEADER.size
+        while len(self._data) - begin >= size:
+            end = begin + size + _HEADER.unpack_from(self._data, begin)[0]
+            if len(self._data) < end:
+                break
+            self._take(pickle.loads(bytes(self._data[begin + size : end])))
+            begin = end
+        del self._data[:begin]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Say so."""
+        self._ended()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from rollart_core.errors import WorkerDied, first_line
-from rollart_core.runtime.frames import STREAM_LIMIT_BYTES, Answer, Call, encode, receive
+from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 
 PART_VARIABLE: Final = "ROLLART_PART"
 """Marks a worker's process and all that it starts: the name of the worker, and a unique id."""
@@ -49,6 +49,7 @@ class WorkerProcess:
         *,
         log_path: Path | None = None,
         keep_output: bool = False,
+        own_group: bool = False,
         num_threads: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class WorkerProcess:
             name: What errors and the log call it.
             log_path: Where its stdout and stderr go; None: to those of this process.
             keep_output: Whether to keep the end of what it writes, for errors, instead.
+            own_group: Whether it leads a process group, which is killed when it has ended: what it
+                has started with an environment of its own, too.
             num_threads: CPU threads of numeric libraries in it.
             environment: Variables it has besides those of this process.
         """
@@ -65,14 +68,15 @@ class WorkerProcess:
         self.on_death: Callable[[WorkerProcess], None] | None = None
         self._log_path = log_path
         self._output = _Output() if keep_output else None
+        self._own_group = own_group
         self._num_threads = num_threads
         self._mark = f"{name} {uuid.uuid4().hex}"
         self._more = {**(environment or {}), PART_VARIABLE: self._mark}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._stream: FrameProtocol | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._closing = False
 
     @property
@@ -83,12 +87,7 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         """True while it can be called."""
-        return (
-            self._writer is not None
-            and not self._writer.is_closing()  # a write has failed, and nothing was read since
-            and self._reading is not None
-            and not self._reading.done()
-        )
+        return self._stream is not None and not self._stream.transport.is_closing()
 
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
@@ -97,11 +96,12 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         try:
             with self._open_log() as log:
-                self._process = _spawn(theirs.fileno(), log, self._environment())
+                self._process = _spawn(theirs.fileno(), log, self._environment(), self._own_group)
         finally:
             theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT_BYTES)
-        self._reading = asyncio.create_task(self._read(reader), name=f"read {self.name}")
+        _, self._stream = await asyncio.get_running_loop().create_connection(
+            lambda: FrameProtocol(self._take, self._ended), sock=ours
+        )
         if factory is not None:
             await self.call("__build__", factory, dict(kwargs or {}))
 
@@ -112,18 +112,25 @@ class WorkerProcess:
             WorkerDied: When the process is gone, before or meanwhile.
             Exception: Whatever the method raised.
         """
-        if not self.alive or self._writer is None:
+        if not self.alive:
             await self._wait_exit()
+        return await self.send(method, *args, **kwargs)
+
+    def send(self, method: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Send a call and return the future of its answer.
+
+        Raises:
+            WorkerDied: When the process is gone before; the future has it when it ends meanwhile.
+        """
+        if not self.alive or self._stream is None:
             raise self._died()
         call_id = next(self._ids)
         frame = encode(Call(call_id, method, args, kwargs))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._writer.write(frame)
-        try:
-            return await future
-        finally:
-            self._calls.pop(call_id, None)
+        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        self._stream.transport.write(frame)
+        return future
 
     def kill(self) -> None:
         """End the process now."""
@@ -134,39 +141,42 @@ class WorkerProcess:
     async def close(self, *, grace_s: float = 5.0) -> None:
         """Let the process end by itself, and kill it when it does not within ``grace_s``."""
         self._closing = True
-        if self._writer is not None:
-            self._writer.close()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._stream is not None:
+            self._stream.transport.close()
+        if self._ending is not None:
+            self._ending.cancel()
+            await asyncio.gather(self._ending, return_exceptions=True)
+        self._mark_dead()
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, grace_s)
             except subprocess.TimeoutExpired:
                 self.kill()
                 await asyncio.to_thread(self._process.wait)
+            if self._own_group:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             await asyncio.to_thread(_kill_marked, self._mark)
         if self._output is not None:
             self._output.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                answer = await receive(reader)
-                assert isinstance(answer, Answer)
-                future = self._calls.get(answer.call_id)
-                if future is None or future.done():
-                    continue
-                if answer.error is not None:
-                    future.set_exception(answer.error)
-                else:
-                    future.set_result(answer.value)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            if self._writer is not None:
-                self._writer.close()
-            await self._wait_exit()
-        finally:
-            self._mark_dead()
+    def _take(self, answer: Call | Answer) -> None:
+        assert isinstance(answer, Answer)
+        future = self._calls.get(answer.call_id)
+        if future is None or future.done():
+            return
+        if answer.error is not None:
+            future.set_exception(answer.error)
+        else:
+            future.set_result(answer.value)
+
+    def _ended(self) -> None:
+        if not self._closing:
+            self._ending = asyncio.create_task(self._die(), name=f"end of {self.name}")
+
+    async def _die(self) -> None:
+        await self._wait_exit()
+        self._mark_dead()
 
     async def _wait_exit(self) -> None:
         """Wait until the exit code of a process whose stream has ended can be read."""
@@ -176,7 +186,7 @@ class WorkerProcess:
             await asyncio.sleep(EXIT_POLL_S)
 
     def _mark_dead(self) -> None:
-        for future in self._calls.values():
+        for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(self._died())
         if not self._closing and self.on_death is not None:
@@ -293,7 +303,7 @@ def _environment_of(pid: int) -> list[bytes]:
 
 
 def _spawn(
-    fd: int, log: BinaryIO | None, environment: Mapping[str, str]
+    fd: int, log: BinaryIO | None, environment: Mapping[str, str], own_group: bool
 ) -> subprocess.Popen[bytes]:
     """Start the program of a part.
 
@@ -301,6 +311,7 @@ def _spawn(
         fd: The socket on which it is called.
         log: Where its stdout and stderr go; None: to those of this process.
         environment: All its variables.
+        own_group: Whether it leads a process group of its own.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "rollart_core.runtime.child", str(fd), str(os.getpid())],
@@ -309,4 +320,5 @@ def _spawn(
         stdout=log,
         stderr=log,
         env=environment,
+        process_group=0 if own_group else None,
     )

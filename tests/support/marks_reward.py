@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ class Marks(Reward):
             sys.exit(2)
         if how == "exit":
             os._exit(3)
+        if how == "leave a process":  # without our environment, and so without its marks
+            left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
+            return RewardResult(0.0, {"pid": float(left.pid)})
         if how == "stuck":  # in C, with the interpreter's lock: no other thread runs meanwhile
             re.match(r"(a+)+$", "a" * 60 + "b")
         if how == "text":

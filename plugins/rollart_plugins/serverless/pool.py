@@ -28,7 +28,6 @@ from rollart_core.errors import (
 )
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.remote import exit_reason, shut_down
-from rollart_core.runtime.worker import Worker
 from rollart_plugins.serverless.config import WORKER, PoolConfig
 from rollart_plugins.serverless.remote import RemoteBackend, Sent
 from rollart_plugins.serverless.sandbox_worker import SandboxWorker
@@ -59,13 +58,13 @@ class PoolWorker:
 
     def __init__(
         self,
-        process: Worker,
+        process: WorkerProcess | SandboxWorker,
         settle: Callable[[PoolWorker], None],
         lost: Callable[[PoolWorker], None],
     ) -> None:
         self._process = process
         self._settle, self._lost = settle, lost
-        self._calls: set[asyncio.Task[bytes]] = set()
+        self._calls: set[asyncio.Future[bytes]] = set()
         self._idle: asyncio.TimerHandle | None = None
         self._why_ended = ""
         self.num_busy = 0
@@ -102,8 +101,11 @@ class PoolWorker:
         timer = loop.call_at(due_s + _GRACE_S, self._overdue)
         answer: asyncio.Future[bytes] = loop.create_future()
         answer.add_done_callback(partial(self._given_up, due_s=due_s))
-        # A task of its own: the worker goes on with what is given up.
-        call = loop.create_task(self._process.call("answer", body))
+        try:  # not awaited: the worker goes on with what is given up
+            call = self._process.send("answer", body)
+        except WorkerDied as e:
+            call = loop.create_future()
+            call.set_exception(e)
         self._calls.add(call)
         call.add_done_callback(partial(self._ended, answer=answer, weight=weight, timer=timer))
         return answer
@@ -133,7 +135,7 @@ class PoolWorker:
 
     def _ended(
         self,
-        call: asyncio.Task[bytes],
+        call: asyncio.Future[bytes],
         *,
         answer: asyncio.Future[bytes],
         weight: int,
@@ -340,10 +342,11 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             self._end(worker, kill=True)
         self._settle(worker)
 
-    def _new_process(self) -> Worker:
+    def _new_process(self) -> WorkerProcess | SandboxWorker:
         if self._source is not None:
             return SandboxWorker(WORKER, self._source)
-        return WorkerProcess(WORKER, keep_output=True, environment={"PYTHONUTF8": "1"})
+        variables = {"PYTHONUTF8": "1"}
+        return WorkerProcess(WORKER, keep_output=True, own_group=True, environment=variables)
 
     def _lost(self, worker: PoolWorker) -> None:
         """A worker is gone, or has to go: it did not answer in time."""

@@ -108,16 +108,22 @@ class SandboxWorker:
         Raises:
             WorkerDied: When it is gone, before or meanwhile.
         """
+        return await self.send(method, *args)
+
+    def send(self, method: str, *args: Any) -> asyncio.Future[bytes]:
+        """Send a call and return the future of its answer.
+
+        Raises:
+            WorkerDied: When it is gone before; the future has it when it ends meanwhile.
+        """
         if not self.alive or self._write is None:
             raise WorkerDied(self._why_gone or f"the {self.name} was not started")
         number = next(self._numbers)
         answer = self._calls[number] = self._loop.create_future()
         line = b"%d %b %b\n" % (number, method.encode(), *(args or (b"",)))
+        answer.add_done_callback(lambda _: self._calls.pop(number, None))
         sandboxes.submit(_called(self._write, line))
-        try:
-            return await answer
-        finally:
-            self._calls.pop(number, None)
+        return answer
 
     def kill(self) -> None:
         """Take no more answers from it; ``close`` takes its sandbox down."""

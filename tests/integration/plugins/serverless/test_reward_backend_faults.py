@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from support.marks_reward import Marks
 from support.pace import until
+from support.processes import wait_gone
 from support.sandbox_walls import no_bubblewrap
 
 from rollart_core.config.runtime import RayRuntime
@@ -418,6 +419,15 @@ def test_a_worker_that_dies_or_hangs_is_replaced(sandbox: str | None) -> None:
             assert made.num_started >= 3
 
     asyncio.run(main())
+
+
+def test_what_a_reward_leaves_ends_with_its_worker() -> None:
+    async def main() -> int:
+        async with pool() as made:
+            answer = await made.invoke(call(told("leave a process")))
+            return int(answer.results[0].components["pid"])
+
+    wait_gone(asyncio.run(main()))
 
 
 @pytest.mark.slow

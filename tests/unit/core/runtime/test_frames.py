@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import fields
 
 import pytest
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.rollout.env_answers import Observed
-from rollart_core.runtime.frames import Answer, Call, encode, receive
+from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 from rollart_core.types import TokenSpan
 
 REQUEST = GenerateRequest(
@@ -40,13 +39,20 @@ OBSERVED = Observed("a page", 0.5, True, True, True, {"price": 1.0}, True, 3, TO
         Answer(5),
     ],
 )
-def test_a_message_arrives_as_it_was_sent(message: Call | Answer) -> None:
-    async def run() -> Call | Answer:
-        reader = asyncio.StreamReader()
-        reader.feed_data(encode(message))
-        return await receive(reader)
-
-    assert asyncio.run(run()) == message
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
+    message: Call | Answer, piece: int
+) -> None:
+    taken: list[Call | Answer] = []
+    stream = FrameProtocol(taken.append, taken.clear)
+    data = encode(message) + encode(Answer(6)) + encode(message)
+    for begin in range(0, len(data), piece):
+        stream.data_received(data[begin : begin + piece])
+    assert taken == [message, Answer(6), message]
+    stream.data_received(data[:20])
+    assert len(taken) == 3
+    stream.connection_lost(None)
+    assert taken == []
 
 
 @pytest.mark.parametrize("record", [REQUEST, RESULT, RESULT.spans[0], OBSERVED])
