@@ -98,7 +98,7 @@ def add_owner(
     keys: KeysOption = None,
     update: Annotated[bool, typer.Option(help="Give an owner that exists these keys.")] = False,
 ) -> None:
-    """Let whoever holds a key publish under a namespace."""
+    """Let the holder of a key publish under a namespace."""
     from rollart_registry.keys import load_public
 
     public = [load_public(path) for path in key]

@@ -1,4 +1,4 @@
-"""What the checks play, whoever owns the loop: subjects, policies, and episodes that compare.
+"""What the checks play: subjects that step or own their loop, policies, comparable episodes.
 
 Takes: an environment or agent task, or something that makes one, and its spec. Gives: what every
 check common to both kinds is written against. Never: knows how an episode is played:

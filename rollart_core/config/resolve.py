@@ -379,7 +379,7 @@ def _reaching(
         return channel
     try:
         beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
-    except UserError:  # is told of where its options are checked
+    except UserError:  # reported where its options are checked
         return channel
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 

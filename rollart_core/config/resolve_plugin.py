@@ -144,7 +144,7 @@ def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Probl
     ref = PluginRef.model_validate(box)
     try:
         return found + [p.under("sandbox") for p in missing("sandboxes", ref.id, ref.options)]
-    except (UserError, ValueError):  # is told of where the box's options are checked
+    except (UserError, ValueError):  # reported where the sandbox's options are checked
         return found
 
 

@@ -32,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer, and what is told of it."""
+    """An answer, and its metadata."""
 
     ask: ModelCall
     answer: Answer

@@ -1,4 +1,4 @@
-"""Many engines as one: which of them answers which request, and what becomes of it when one dies.
+"""Many engines as one: which of them answers a request, and where it goes if that engine dies.
 
     a session's first turn:  siblings' engine, else pool by share -> engine by load   (or stolen)
     its later turns:         the same engine, until that closes (moved) or queues while another

@@ -332,7 +332,7 @@ class RetryingScorer:
         return self._answered(left, asyncio.Lock())
 
     async def _answered(self, left: _Open, turn: asyncio.Lock) -> dict[int, Outcome]:
-        """Return an outcome for each open request; whoever makes a call holds ``turn``."""
+        """Return an outcome for each open request; a call is made while ``turn`` is held."""
         asked, found = dict(left.requests), left.found
         async for attempt in self._retrying(left):
             with attempt:

@@ -79,7 +79,7 @@ class RewardService:
         self._groups = WaitingGroups()
         self.on_event: OnEvent = _nobody if on_event is None else on_event
         self.on_played: OnPlayed | None = None
-        """Whoever gives the slots of episodes to others; None: nobody, and groups do not wait."""
+        """Releases the slot of an episode that waits for its score; None: groups do not wait."""
 
     def scorer(self, reward: ResolvedPlugin[RewardSpec] | None) -> Scorer:
         """Return what scores the trajectories of one environment.

@@ -51,7 +51,7 @@ from rollart_core.types import Sample, Task
 
 
 class Reservations(Protocol):
-    """Whoever has the room that workers need: a cluster reserves it, one machine just has it."""
+    """Reserves the resources that workers need: on a cluster; one machine just has them."""
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
         """Make room for one more worker; ``pool`` None: wherever it fits best.
@@ -221,7 +221,7 @@ class WorkersRuntime(ABC):
         self._of_class: dict[int, dict[int, int]] = {}  # engines of one: index -> number
         failures = run.config.failures
         self.tell: Tell = nobody_listens
-        """Keeps what becomes of workers: in a run, the journal."""
+        """Event callback for the deaths and restarts of workers: in a run, the journal."""
         self.heartbeat = Heartbeat(
             every_s=failures.heartbeat_s,
             hang_s=failures.hang_s,

@@ -141,7 +141,7 @@ class PoolWorker:
         weight: int,
         timer: asyncio.TimerHandle,
     ) -> None:
-        """Take what a call came to; whoever asked may have gone."""
+        """Pass on the result of a call, unless its caller has been cancelled."""
         timer.cancel()
         self._calls.discard(call)
         self.num_busy -= weight
@@ -159,7 +159,7 @@ class PoolWorker:
         self._settle(self)
 
     def _given_up(self, answer: asyncio.Future[bytes], *, due_s: float) -> None:
-        """Retire a worker that was to answer by now: whoever asks next should not wait for it."""
+        """Retire a worker that should have answered by now: the next call does not wait for it."""
         if answer.cancelled():
             is_late = asyncio.get_running_loop().time() > due_s - _CLOSE_S
             self.retired = self.retired or is_late

@@ -1,4 +1,4 @@
-"""The bases of what acts in a box: one box an episode, given back by any road.
+"""The bases of what acts in a box: one sandbox an episode, returned however that ends.
 
 :class:`SandboxEnv` is for environments, with coroutines ``begin`` and ``act`` of a subclass: it has
 gymnasium's ``reset`` and ``step``, and ``areset`` and ``astep`` for workers that await.
