@@ -85,6 +85,8 @@ class Request:
     cwd: str
     parts_are_forked: bool = True
     """Whether the parts that a program starts are forked too."""
+    own_group: bool = False
+    """Whether it leads a process group of its own."""
 
 
 def send_message(connection: socket.socket, content: Mapping[str, Any], *fds: int) -> None:
@@ -141,6 +143,8 @@ class Job:
 
     def _become_new(self) -> None:
         request = self.request
+        if request.own_group:
+            os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         null = os.open(os.devnull, os.O_RDONLY)
         for given, standard in zip((null, *self.fds[:2]), (0, 1, 2), strict=True):
@@ -424,10 +428,12 @@ class Client:
                 raise RuntimeError(answer["error"])
             return Forked(answer["pid"], received[0], connection.detach())
 
-    def spawn_part(self, fd: int, log: Any, environment: Mapping[str, str]) -> Forked:
+    def spawn_part(
+        self, fd: int, log: Any, environment: Mapping[str, str], own_group: bool
+    ) -> Forked:
         """Start the process of a part, as ``_spawn`` of the product does."""
         argv = [importlib.util.find_spec(PART).origin, str(fd), str(os.getpid())]
-        request = Request(PART, argv, dict(environment), os.getcwd())
+        request = Request(PART, argv, dict(environment), os.getcwd(), own_group=own_group)
         stdout, stderr = (log.fileno(), log.fileno()) if log else (1, 2)
         return self.fork(request, stdout, stderr, fd)
 
@@ -466,9 +472,11 @@ class _Starter:
             )
         return folder
 
-    def spawn_part(self, fd: int, log: Any, environment: Mapping[str, str]) -> Forked:
+    def spawn_part(
+        self, fd: int, log: Any, environment: Mapping[str, str], own_group: bool
+    ) -> Forked:
         """Fork a part."""
-        return self.client().spawn_part(fd, log, environment)
+        return self.client().spawn_part(fd, log, environment, own_group)
 
     @property
     def pid(self) -> int:

@@ -73,7 +73,7 @@ def test_nothing_is_pinged_without_a_limit():
         part = WorkerProcess("stopped")
         await part.start(FACTORY)
         heartbeat.watch(part)
-        assert len(asyncio.all_tasks()) == 2  # this one, and the part's reader
+        assert len(asyncio.all_tasks()) == 1  # this one
         await part.close()
 
     asyncio.run(main())
