@@ -21,8 +21,9 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from rollart_core.errors import WorkerDied, first_line
 from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
@@ -38,6 +39,9 @@ EXIT_POLL_S: Final = 0.005
 OUTPUT_BYTES: Final = 4096
 """How much of its output is kept."""
 _PIPE_BYTES: Final = 1 << 16
+
+OnAnswer: TypeAlias = Callable[[Any, BaseException | None], None]
+"""Gets what a call returned, or its error."""
 
 
 class WorkerProcess:
@@ -72,7 +76,7 @@ class WorkerProcess:
         self._num_threads = num_threads
         self._mark = f"{name} {uuid.uuid4().hex}"
         self._more = {**(environment or {}), PART_VARIABLE: self._mark}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, OnAnswer] = {}
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: FrameProtocol | None = None
@@ -114,23 +118,29 @@ class WorkerProcess:
         """
         if not self.alive:
             await self._wait_exit()
-        return await self.send(method, *args, **kwargs)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.send(partial(settle, answer), method, *args, **kwargs)
+        return await answer
 
-    def send(self, method: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Send a call and return the future of its answer.
+    def send(self, on_answer: OnAnswer, method: str, *args: Any, **kwargs: Any) -> None:
+        """Make a call that nobody need wait for.
+
+        Args:
+            on_answer: Called once, on the loop, with what it returned or raised: WorkerDied when
+                the process ends meanwhile.
+            method: As for :meth:`call`.
+            *args: Its arguments.
+            **kwargs: The same.
 
         Raises:
-            WorkerDied: When the process is gone before; the future has it when it ends meanwhile.
+            WorkerDied: When the process is gone.
         """
         if not self.alive or self._stream is None:
             raise self._died()
         call_id = next(self._ids)
         frame = encode(Call(call_id, method, args, kwargs))
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        self._calls[call_id] = on_answer
         self._stream.transport.write(frame)
-        return future
 
     def kill(self) -> None:
         """End the process now."""
@@ -162,13 +172,9 @@ class WorkerProcess:
 
     def _take(self, answer: Call | Answer) -> None:
         assert isinstance(answer, Answer)
-        future = self._calls.get(answer.call_id)
-        if future is None or future.done():
-            return
-        if answer.error is not None:
-            future.set_exception(answer.error)
-        else:
-            future.set_result(answer.value)
+        on_answer = self._calls.pop(answer.call_id, None)  # None: it was marked dead meanwhile
+        if on_answer is not None:
+            on_answer(answer.value, answer.error)
 
     def _ended(self) -> None:
         if not self._closing:
@@ -186,9 +192,9 @@ class WorkerProcess:
             await asyncio.sleep(EXIT_POLL_S)
 
     def _mark_dead(self) -> None:
-        for future in list(self._calls.values()):
-            if not future.done():
-                future.set_exception(self._died())
+        calls, self._calls = self._calls, {}
+        for on_answer in calls.values():
+            on_answer(None, self._died())
         if not self._closing and self.on_death is not None:
             self.on_death(self)
 
@@ -228,6 +234,16 @@ class WorkerProcess:
             "PYTHONPATH": path,
             **self._more,
         }
+
+
+def settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    """Pass an answer on, unless its caller has been cancelled."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
 
 
 class _Output:

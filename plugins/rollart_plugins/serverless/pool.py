@@ -64,7 +64,6 @@ class PoolWorker:
     ) -> None:
         self._process = process
         self._settle, self._lost = settle, lost
-        self._calls: set[asyncio.Future[bytes]] = set()
         self._idle: asyncio.TimerHandle | None = None
         self._why_ended = ""
         self.num_busy = 0
@@ -101,13 +100,11 @@ class PoolWorker:
         timer = loop.call_at(due_s + _GRACE_S, self._overdue)
         answer: asyncio.Future[bytes] = loop.create_future()
         answer.add_done_callback(partial(self._given_up, due_s=due_s))
+        on_answer = partial(self._answered, answer, weight, timer)
         try:  # not awaited: the worker goes on with what is given up
-            call = self._process.send("answer", body)
+            self._process.send(on_answer, "answer", body)
         except WorkerDied as e:
-            call = loop.create_future()
-            call.set_exception(e)
-        self._calls.add(call)
-        call.add_done_callback(partial(self._ended, answer=answer, weight=weight, timer=timer))
+            on_answer(None, e)
         return answer
 
     def watch_idle(self, idle_s: float, end: Callable[[], None]) -> None:
@@ -126,26 +123,23 @@ class PoolWorker:
             await self._process.close()
         else:
             await shut_down(self._process, "close")  # with what its reward has open
-        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _overdue(self) -> None:
         """Let a worker go that is past the deadline of a call: what it was asked fails."""
         self._why_ended = "the worker hung past the deadline of a call, and was killed"
         self._lost(self)
 
-    def _ended(
+    def _answered(
         self,
-        call: asyncio.Future[bytes],
-        *,
         answer: asyncio.Future[bytes],
         weight: int,
         timer: asyncio.TimerHandle,
+        value: bytes | None,
+        error: BaseException | None,
     ) -> None:
-        """Pass on the result of a call, unless its caller has been cancelled."""
+        """Pass on what a call gave, unless its caller has been cancelled."""
         timer.cancel()
-        self._calls.discard(call)
         self.num_busy -= weight
-        error = BackendFailure(self._why_ended) if call.cancelled() else call.exception()
         if answer.done():
             pass
         elif isinstance(error, WorkerDied):
@@ -155,7 +149,7 @@ class PoolWorker:
         elif error is not None:
             answer.set_result(Refused("internal", described(error)).body())
         else:
-            answer.set_result(call.result())
+            answer.set_result(value or b"")
         self._settle(self)
 
     def _given_up(self, answer: asyncio.Future[bytes], *, due_s: float) -> None:

@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -35,6 +36,7 @@ from rollart_core.errors import (
 )
 from rollart_core.rollout import loop as sandboxes
 from rollart_core.runtime.child import leave
+from rollart_core.runtime.process import OnAnswer, settle
 from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.wire import Refused
@@ -64,7 +66,7 @@ class SandboxWorker:
         self._write: Callable[[bytes], None] | None = None
         self._rest = b""
         self._numbers = itertools.count()
-        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._calls: dict[int, OnAnswer] = {}
         self._why_gone = ""
         self._closed = False
 
@@ -108,22 +110,22 @@ class SandboxWorker:
         Raises:
             WorkerDied: When it is gone, before or meanwhile.
         """
-        return await self.send(method, *args)
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self.send(partial(settle, answer), method, *args)
+        return await answer
 
-    def send(self, method: str, *args: Any) -> asyncio.Future[bytes]:
-        """Send a call and return the future of its answer.
+    def send(self, on_answer: OnAnswer, method: str, *args: Any) -> None:
+        """Make a call that nobody need wait for, as ``WorkerProcess.send`` does.
 
         Raises:
-            WorkerDied: When it is gone before; the future has it when it ends meanwhile.
+            WorkerDied: When it is gone.
         """
         if not self.alive or self._write is None:
             raise WorkerDied(self._why_gone or f"the {self.name} was not started")
         number = next(self._numbers)
-        answer = self._calls[number] = self._loop.create_future()
+        self._calls[number] = on_answer
         line = b"%d %b %b\n" % (number, method.encode(), *(args or (b"",)))
-        answer.add_done_callback(lambda _: self._calls.pop(number, None))
         sandboxes.submit(_called(self._write, line))
-        return answer
 
     def kill(self) -> None:
         """Take no more answers from it; ``close`` takes its sandbox down."""
@@ -171,20 +173,19 @@ class SandboxWorker:
     def _take(self, line: bytes) -> None:
         number, _, body = line.partition(b" ")
         try:
-            answer = self._calls.get(int(number))
-        except ValueError:
+            on_answer = self._calls.pop(int(number))
+        except (ValueError, KeyError):
             self._mark_dead(f"the {self.name} does not speak as a worker does")
             return
-        if answer is not None and not answer.done():
-            answer.set_result(body)
+        on_answer(body, None)
 
     def _mark_dead(self, why: str) -> None:
         if self._why_gone:
             return
         self._why_gone = why
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(WorkerDied(why))
+        calls, self._calls = self._calls, {}
+        for on_answer in calls.values():
+            on_answer(None, WorkerDied(why))
         if not self._closed and self.on_death is not None:
             self.on_death(self)
 
