@@ -40,12 +40,15 @@ SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 # Agent programs from PyPI. Sandboxes read this environment and cannot compile what is in it.
 AGENTS_VENV ?= .venv-agents
 AGENTS_STAMP := $(AGENTS_VENV)/.set-up
+# The site generator brings 90 MB that nothing else needs.
+SITE_VENV ?= .venv-site
+SITE_STAMP := $(SITE_VENV)/.set-up
 # TRL and verl, whose losses ours are compared with; verl's own requirements want a GPU.
 PEERS_VENV ?= .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs bench adapters peers verifiers test-sglang nightly wheelhouse
+.PHONY: agents help setup run test unit check docs site bench adapters peers verifiers test-sglang nightly wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -68,6 +71,9 @@ check: $(DEV_STAMP) ## Lint, format and type checks.
 
 docs: $(DEV_STAMP) ## Check that the documentation says what the code does.
 	$(PY) -m pytest tests/unit/project/test_docs*.py tests/integration/project/test_docs*.py
+
+site: $(DEV_STAMP) $(SITE_STAMP) ## Build the documentation site in build/site.
+	$(PY) scripts/site.py $(SITE_VENV)/bin/zensical
 
 bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 	@for name in $(or $(BENCH),$$($(VENV)/bin/rollart bench)); do \
@@ -130,6 +136,10 @@ $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt | python
 $(AGENTS_STAMP): Makefile | python
 	$(PYTHON) $(DEPENDENCIES) venv $(AGENTS_VENV) mini-swe-agent==2.4.6 litellm==1.106.2 \
 		mcp openai --without-project --compile
+	@touch $@
+
+$(SITE_STAMP): Makefile | python
+	$(PYTHON) $(DEPENDENCIES) venv $(SITE_VENV) zensical==0.0.73 --without-project
 	@touch $@
 
 # What a fresh virtual environment needs to install the wheel, and packages in editable form.

@@ -175,6 +175,7 @@ ON_REQUEST = (
         variables=("ROLLART_TEST_EXAMPLES=random",),
     ),
     Lane("dist", (("bash", "-c", BUILD_AND_CHECK),)),
+    Lane("site", (("make", "site"),)),
 )
 """They run in ``.ci/run nightly``, or by their names."""
 NIGHTLY = (*LANES, *ON_REQUEST)

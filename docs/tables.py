@@ -11,15 +11,19 @@ fails when a page is out of date or leaves a table out
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+import typer
 from pydantic import BaseModel
 
-from rollart_core.cli import COMMANDS
+from rollart_core import errors
+from rollart_core.cli import COMMANDS, build_app
 from rollart_core.cli.info import FieldHelp, fields_of
 from rollart_core.config import envs as config_envs
 from rollart_core.config import evaluation as config_evaluation
@@ -30,28 +34,19 @@ from rollart_core.config import scoring as config_rewards
 from rollart_core.config import training as config_training
 from rollart_core.config.base import Section
 from rollart_core.config.sandbox_options import PoolOptions
+from rollart_core.contracts.algorithm import LossBatch
+from rollart_core.contracts.env import EnvSpec, Workload
+from rollart_core.contracts.hardware import Demand, Placement, Pool
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.evals.plan import Suite, SuiteEnv
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
+from rollart_core.rollout.tools.action import ToolAction
+from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.adapters.base import AdapterOptions
 from rollart_sandboxes.isolation.config import Isolation
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (
-    "README.md",
-    "docs/config.md",
-    "docs/architecture.md",
-    "docs/rewards.md",
-    "docs/webshop.md",
-    "docs/adapters.md",
-    "docs/algorithms.md",
-    "docs/sandboxes.md",
-    "docs/serverless.md",
-    "docs/isolation.md",
-    "docs/swe.md",
-    "docs/evaluation.md",
-)
 FOLDERS = (
     "rollart_core",
     "envs/rollart_envs",
@@ -77,7 +72,27 @@ CONFIG = (
     config_training,
 )
 """The modules that the sections of a run config are in."""
+RECORDS = (
+    LossBatch,
+    Group,
+    Trajectory,
+    Sample,
+    EnvSpec,
+    Workload,
+    Pool,
+    Demand,
+    Placement,
+    ToolAction,
+)
+"""Records that plugins take and give."""
+MODULES = "docs/reference/modules.md"
+"""Written for the site only."""
 MARKED = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", flags=re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return the pages that may have tables."""
+    return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def rendered(text: str) -> str:
@@ -88,13 +103,19 @@ def rendered(text: str) -> str:
 
 def all_tables() -> dict[str, Callable[[], str]]:
     """Return what makes each table, by the name that stands in its mark."""
-    tables: dict[str, Callable[[], str]] = {"commands": _commands, "modules": _modules}
+    tables: dict[str, Callable[[], str]] = {
+        "commands": _commands,
+        "command-options": _command_options,
+        "errors": _errors,
+    }
     for name, section in sections().items():
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
     for name, model in plugin_models().items():
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
     for model in (Suite, SuiteEnv):
         tables[f"evals.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
+    for record in RECORDS:
+        tables[f"record.{record.__name__}"] = lambda record=record: _record(record)
     tables["isolation"] = lambda: _fields(fields_of(Isolation))
     tables["boxes.pool"] = lambda: _fields(fields_of(PoolOptions))
     tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))
@@ -163,6 +184,33 @@ def _fields(fields: Iterable[FieldHelp]) -> str:
     return _table(("key", "type", "default", "meaning"), rows)
 
 
+def _record(record: type) -> str:
+    """Return the fields of a record that have a docstring or none, its own first."""
+    rows: list[tuple[str, ...]] = []
+    for base in reversed(record.__mro__[:-1]):
+        rows += _own_record(ast.parse(inspect.cleandoc(inspect.getsource(base))))
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _own_record(source: ast.Module) -> Iterator[tuple[str, ...]]:
+    (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef))
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign):
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            said = str(after.value.value) if is_text else ""
+            given = ast.unparse(node.value) if node.value else "required"
+            kind = _cell(ast.unparse(node.annotation))
+            yield f"`{ast.unparse(node.target)}`", f"`{kind}`", _plain(given), _cell(said)
+
+
+def _plain(default: str) -> str:
+    found = re.fullmatch(r"field\(default_factory=(\w+)\)", default)
+    made = {"dict": "{}", "tuple": "()", "list": "[]", "_no_rows": "empty"}
+    if found:
+        default = made.get(found[1], f"{found[1]}()")
+    return default if default == "required" else f"`{default}`"
+
+
 def _own_fields(model: type[BaseModel]) -> list[FieldHelp]:
     """Return the fields that an adapter has besides those of every adapter."""
     shared = AdapterOptions.model_fields if issubclass(model, AdapterOptions) else {}
@@ -184,6 +232,7 @@ def _default(default: str) -> str:
 
 def _cell(text: str) -> str:
     one_line = " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+    one_line = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", one_line)
     return one_line.replace("None:", "none:")
 
 
@@ -192,7 +241,54 @@ def _commands() -> str:
     return _table(("command", "what it does"), rows)
 
 
-def _modules() -> str:
+def _command_options() -> str:
+    """Return a heading, the usage and a table for each command and each of its subcommands."""
+    group: Any = typer.main.get_command(build_app())
+    context = group.make_context("rollart", ["list"])
+    commands = ((name, group.resolve_command(context, [name])[1]) for name in sorted(COMMANDS))
+    return "\n\n".join(block for name, command in commands for block in _command(name, command))
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    if inner:
+        for sub in inner.values():
+            yield from _command(f"{name} {sub.name}", sub)
+        return
+    usage = command.collect_usage_pieces(command.context_class(command, info_name=name))
+    yield f"### {name}"
+    yield _cell(inspect.cleandoc(command.help or "").split("\n\n")[0])
+    yield f"```text\nUsage: rollart {' '.join([name, *usage])}\n```"
+    rows = [
+        (f"`{', '.join((*p.opts, *p.secondary_opts))}`", _cell(p.help or ""))
+        for p in command.params
+        if not p.hidden
+    ]
+    if rows:
+        yield _table(("argument or option", "meaning"), rows)
+
+
+def _errors() -> str:
+    """Return every error with its parent, the kind of failure it becomes, and its meaning."""
+    found = [e for e in vars(errors).values() if isinstance(e, type)]
+    raised = [e for e in found if issubclass(e, errors.RollartError)]
+    return _table(
+        ("error", "is a", "failure kind", "retried", "meaning"),
+        (
+            (
+                f"`{error.__name__}`",
+                f"`{error.__mro__[1].__name__}`",
+                f"`{error.kind.value}`" if hasattr(error, "kind") else "",
+                ("yes" if error.retryable else "no") if hasattr(error, "kind") else "",
+                _cell((error.__doc__ or "").split("\n\n")[0]),
+            )
+            for error in raised
+            if error is not errors.RollartError
+        ),
+    )
+
+
+def modules() -> str:
     """Return a heading and a table for each folder."""
     parts = []
     for folder, files in groupby(python_files(), key=lambda path: path.parent):
@@ -205,14 +301,12 @@ def _modules() -> str:
 def sentence(path: Path) -> str:
     """Return the first line of a module's docstring, its markup turned into Markdown's."""
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    first = doc.split("\n\n")[0]
-    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", _cell(first))
+    return _cell(doc.split("\n\n")[0])
 
 
 def main() -> None:
     """Write the tables of every page."""
-    for name in PAGES:
-        page = ROOT / name
+    for page in pages():
         text = page.read_text(encoding="utf-8")
         page.write_text(rendered(text), encoding="utf-8")
 

@@ -19,10 +19,18 @@ from rollart_core.config.load import is_suite, read_yaml
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 )
-WALKED = sorted(ROOT.glob("docs/write-*.md"))
+WALKED = [
+    ROOT / "docs" / page
+    for page in (
+        "tutorials/environment.md",
+        "guides/reward.md",
+        "guides/algorithm.md",
+        "guides/mapper.md",
+    )
+]
 """Pages whose commands ``test_docs_pages.py`` types, each on top of those before it."""
 SCAFFOLDED = "run acme-maze/"
 """``tests/packaging/test_one_minute_road.py`` runs what `rollart new-env` made."""
@@ -72,7 +80,7 @@ def test_a_command_line_of_the_documents_parses(line: str, filled: Path) -> None
             context = command.make_context(name, words, parent=context)
 
 
-def test_the_readme_says_which_commands_have_json() -> None:
+def test_the_reference_says_which_commands_have_json() -> None:
     group: Any = typer.main.get_command(build_app())
     context = group.make_context("rollart", ["list"])
 
@@ -84,8 +92,8 @@ def test_the_readme_says_which_commands_have_json() -> None:
 
     without = [name for name in COMMANDS if not has_json(group.resolve_command(context, [name])[1])]
     assert set(without) == {"play", "plot", "model", "registry"}
-    says = "but for `play`, `plot`, `model` and a few of `registry`"
-    assert says in (ROOT / "README.md").read_text(encoding="utf-8")
+    says = "except `play`, `plot`, `model` and some subcommands of `registry`"
+    assert says in (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
 
 
 def runs() -> list[str]:
@@ -112,6 +120,19 @@ def test_what_the_documents_run_passes_a_dry_run(
     words = shlex.split(PLACEHOLDERS.sub(str(filled), line))
     given = [word for word in words if word != "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["rollart", *given, "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code, capsys.readouterr().err
+
+
+def test_the_minimal_config_passes_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+    block = text.partition("## A minimal config")[2].partition("```yaml\n")[2]
+    config = tmp_path / "minimal.yaml"
+    config.write_text(block.partition("```")[0])
+    monkeypatch.setattr(sys, "argv", ["rollart", "run", str(config), "--dry-run"])
     with pytest.raises(SystemExit) as left:
         main()
     assert not left.value.code, capsys.readouterr().err

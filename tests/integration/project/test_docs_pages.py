@@ -22,8 +22,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = tuple(
-    f"docs/write-{what}.md" for what in ("an-environment", "a-reward", "an-algorithm", "a-mapper")
+PAGES = (
+    "docs/tutorials/environment.md",
+    "docs/guides/reward.md",
+    "docs/guides/algorithm.md",
+    "docs/guides/mapper.md",
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w./-]+\.\w+)\n")

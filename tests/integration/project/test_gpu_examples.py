@@ -13,7 +13,7 @@ from rollart_core.config.load import load_config
 from rollart_planner.cluster import load_cluster
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "gpus.md"
+PAGE = ROOT / "docs/guides/gpus.md"
 CONFIGS = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
 OF = re.compile(r"rollart plan (\S+) --cluster (\S+)")
 
@@ -53,7 +53,7 @@ def test_a_dry_run_needs_no_gpu_no_weights_and_no_sglang(rollart, config: Path) 
     code, out, err = rollart("run", str(config), "--dry-run")
     assert (code, err) == (0, "")
     assert "rollart/SGLang-v1" in out
-    assert "Files, programs and boxes of its nodes: they are asked when it starts." in out
+    assert "Files, programs and sandboxes on its nodes are checked at the start." in out
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
@@ -73,7 +73,7 @@ def test_it_fits_its_cluster_by_the_plan(rollart, config: Path) -> None:
     weights = 16.38e9 if "8b" in config.stem.split("_") else 61.06e9
     each = weights / run.engine.options["tp_size"]
     assert parts["engine"]["needed"]["weights"] == pytest.approx(each, rel=1e-3)
-    # what docs/gpus.md shows
+    # what docs/guides/gpus.md shows
     memory = [
         f"{parts[name]['needed_bytes'] / 1e9:.0f} of {parts[name]['have_bytes'] / 1e9:.0f}"
         for name in ("trainer rank", "engine")

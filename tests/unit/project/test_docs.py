@@ -26,7 +26,7 @@ def signatures() -> dict[str, str]:
 def test_every_hook_has_a_heading_with_its_exact_signature_and_its_sentence(
     repo_root: Path,
 ) -> None:
-    text = (repo_root / "docs/plugins.md").read_text(encoding="utf-8")
+    text = (repo_root / "docs/reference/hooks.md").read_text(encoding="utf-8")
     headings = re.findall(r"^### `(.+)`$\n\n(.+)$", text, flags=re.MULTILINE)
     written = dict(headings)
     assert sorted(written) == sorted(signatures().values())
@@ -35,7 +35,8 @@ def test_every_hook_has_a_heading_with_its_exact_signature_and_its_sentence(
 
 
 def test_commands_shown_in_the_documents_exist(repo_root: Path) -> None:
-    pages = [repo_root / "README.md", repo_root / "CONTRIBUTING.md", *repo_root.glob("docs/*.md")]
+    named = [repo_root / "README.md", repo_root / "CONTRIBUTING.md"]
+    pages = [*named, *repo_root.glob("docs/**/*.md")]
     for page in pages:
         text = page.read_text(encoding="utf-8")
         shown = re.findall(r"(?:^|`|\$ )\s*rollart ([a-z][a-z-]*)\b", text, flags=re.MULTILINE)
@@ -43,7 +44,7 @@ def test_commands_shown_in_the_documents_exist(repo_root: Path) -> None:
 
 
 def test_the_table_of_baselines_has_a_row_for_every_built_in_environment(repo_root: Path) -> None:
-    text = (repo_root / "README.md").read_text(encoding="utf-8")
+    text = (repo_root / "docs/reference/baselines.md").read_text(encoding="utf-8")
     table = text.partition("<!-- baselines -->")[2].partition("<!-- end -->")[0]
     head, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
     assert head == "| environment | tasks | oracle | no-op | random | trained |"
@@ -66,7 +67,7 @@ def defined(tree: ast.Module, dotted: str) -> bool:
 
 
 def test_the_walk_along_an_episode_names_what_is_there_in_15_files(repo_root: Path) -> None:
-    text = (repo_root / "docs/architecture.md").read_text(encoding="utf-8")
+    text = (repo_root / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     walk = text.partition("## One episode, from reset to the update it causes")[2]
     walk = walk.partition("\n## ")[0]
     steps = re.split(r"^\d+\. ", walk.partition("\nBefore that")[0], flags=re.MULTILINE)[1:]

@@ -1,0 +1,104 @@
+"""Names and prose use the field's standard terms: words of the old private vocabulary are refused."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDERS = ("rollart_core", "plugins", "envs", "rewards", "algorithms", "scripts", "docs")
+REFUSED = {
+    "berth": "slot",
+    "box": "sandbox",
+    "bury": "mark as lost",
+    "guest": "subscriber",
+    "lane": "queue",
+    "ledger": "record, stats",
+    "obituary": "exit reason",
+    "reap": "gc",
+    "road": "transport",
+    "room": "capacity",
+    "seat": "slot",
+    "tell": "notify",
+    "wall": "isolation",
+}
+"""Word that no identifier may have as a component -> standard terms. Plurals count as well."""
+ORDINARY = {
+    "wall_s": "wall-clock time",
+    "Box": "a space of Gymnasium",
+    "BOX": "a tile of Sokoban",
+    "WALL": "a tile of Sokoban",
+    "num_boxes": "of Sokoban",
+    "wall_probability": "of Sokoban",
+    "file.tell": "position in a file",
+}
+"""Names with an ordinary or another package's meaning."""
+OLD_SPELLINGS = ("old_names.json", "old_names.py")
+"""The table of old names."""
+PROSE = ("berth", "obituary", "dirge", "whoever", "anew", "what becomes of", "what became of")
+"""Refused in documents, docstrings and messages."""
+
+
+def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield every name that a module defines or uses, with its line."""
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "name", "arg"):
+            if isinstance(found := getattr(node, name, None), str):
+                yield getattr(node, "lineno", 0), found
+
+
+def components(name: str) -> set[str]:
+    """Return the words of a name, in lower case and without a plural's ending."""
+    words = {w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+    return words | {w.removesuffix("s") for w in words} | {w.removesuffix("es") for w in words}
+
+
+def is_ordinary(name: str) -> bool:
+    return name in ORDINARY or name.endswith("wall_s")
+
+
+def test_components_of_names() -> None:
+    assert {"held", "box"} <= components("HeldBox")
+    assert {"seat", "seats"} <= components("_num_seats")
+    assert "wall" not in components("firewalled")
+
+
+def test_no_identifier_uses_the_private_vocabulary(repo_root: Path) -> None:
+    wrong = []
+    for folder in FOLDERS:
+        for path in sorted((repo_root / folder).rglob("*.py")):
+            shown = path.relative_to(repo_root)
+            if path.name in OLD_SPELLINGS:
+                continue
+            named = [(0, path.stem), *identifiers(ast.parse(path.read_text(encoding="utf-8")))]
+            for line, name in named:
+                for word in components(name) & set(REFUSED):
+                    if not is_ordinary(name):
+                        wrong.append(f"{shown}:{line}: {name}: not {word!r} but {REFUSED[word]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def prose(path: Path) -> str:
+    """Return what people read in a file: a document as a whole, of code its strings."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return text
+    tree = ast.parse(text)
+    found = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    return "\n".join(value for value in found if isinstance(value, str))
+
+
+def test_prose_uses_no_words_of_the_private_vocabulary(repo_root: Path) -> None:
+    pages = [repo_root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    pages += (repo_root / "docs").rglob("*.md")
+    for folder in FOLDERS:
+        pages += (repo_root / folder).rglob("*.py")
+    refused = re.compile(rf"\b({'|'.join(PROSE)})\b", flags=re.IGNORECASE)
+    wrong = [
+        f"{page.relative_to(repo_root)}: {found[0]!r}"
+        for page in pages
+        if page.name not in OLD_SPELLINGS
+        for found in refused.finditer(prose(page))
+    ]
+    assert not wrong, "\n".join(wrong)
